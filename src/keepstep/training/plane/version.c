@@ -1,0 +1,1 @@
+int ks_version(void){return 1;}
