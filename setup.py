@@ -10,7 +10,16 @@ setup(
             "keepstep.training._plane",
             sources=sorted(glob("src/keepstep/training/plane/*.c")),
             depends=sorted(glob("src/keepstep/training/plane/*.h")),
-            extra_compile_args=["-std=gnu11", "-O3", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing", "-pthread", "-Wall", "-Wextra"],
+            extra_compile_args=[
+                "-std=gnu11",
+                "-O3",
+                "-fPIC",
+                "-ffp-contract=off",
+                "-fno-strict-aliasing",
+                "-pthread",
+                "-Wall",
+                "-Wextra",
+            ],
             extra_link_args=["-pthread"],
         )
     ]
