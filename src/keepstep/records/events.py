@@ -1,0 +1,53 @@
+"""Everything a journal may hold: one tagged union, and the names of its parts in one place."""
+
+from __future__ import annotations
+
+from keepstep.records.finding import FINDING_KINDS, LAYERS, Finding, FindingKind, Layer, Suspect
+from keepstep.records.identity import Record
+from keepstep.records.incident import PHASES, Incident
+from keepstep.records.lifecycle import (
+    DrillRecord,
+    FactRecord,
+    JobEnded,
+    JobStarted,
+    MemberRecord,
+    OrderRecord,
+    StepProgress,
+    without_secret,
+)
+from keepstep.records.schema import SCHEMA
+
+__all__ = [
+    "FINDING_KINDS",
+    "LAYERS",
+    "PHASES",
+    "SCHEMA",
+    "DrillRecord",
+    "Event",
+    "FactRecord",
+    "Finding",
+    "FindingKind",
+    "Incident",
+    "JobEnded",
+    "JobStarted",
+    "Layer",
+    "MemberRecord",
+    "OrderRecord",
+    "Record",
+    "StepProgress",
+    "Suspect",
+    "without_secret",
+]
+
+Event = (
+    JobStarted
+    | JobEnded
+    | MemberRecord
+    | FactRecord
+    | OrderRecord
+    | StepProgress
+    | Finding
+    | Incident
+    | DrillRecord
+)
+"""Any record of the journal; its tag (the class name) is the field `record` of a line."""

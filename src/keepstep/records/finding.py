@@ -1,0 +1,73 @@
+"""What diagnosis says: a kind of fault, the sets of suspects that cannot be told apart, and the evidence."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, get_args
+
+import msgspec
+from msgspec import Meta
+
+from keepstep.records.identity import Record
+
+__all__ = ["FINDING_KINDS", "LAYERS", "Finding", "FindingKind", "Layer", "Suspect"]
+
+FindingKind = Literal[
+    "noncommunication_hang",
+    "communication_hang",
+    "compute_slow",
+    "communication_slow",
+    "startup_never_arrived",
+    "startup_died",
+    "startup_disagrees",
+    "collective_mismatch",
+    "imbalance",
+    "state_divergence",
+    "crash",
+    "reporter_silent",
+    "healthy",
+    "undetermined",
+]
+Layer = Literal[
+    "hardware_gpu",
+    "hardware_link",
+    "host_cpu",
+    "storage",
+    "dataloader",
+    "application",
+    "software_library",
+    "configuration",
+    "undetermined",
+]
+FINDING_KINDS: tuple[FindingKind, ...] = get_args(FindingKind)
+LAYERS: tuple[Layer, ...] = get_args(Layer)
+
+
+class Suspect(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One thing that may be at fault. Exactly what is set is meant: a rank, a node, coordinates, a side, a link."""
+
+    rank: Annotated[int | None, Meta(description="global rank")] = None
+    node: Annotated[str | None, Meta(description="host")] = None
+    device: Annotated[str | None, Meta(description="accelerator; with `node` or `rank`")] = None
+    source: Annotated[int | None, Meta(description="sending side of this rank")] = None
+    destination: Annotated[int | None, Meta(description="receiving side of this rank")] = None
+    link: Annotated[tuple[int, int] | None, Meta(description="directed link: from rank, to rank")] = None
+    dp: Annotated[int | None, Meta(description="data-parallel coordinate")] = None
+    tp: Annotated[int | None, Meta(description="tensor-parallel coordinate")] = None
+    stage: Annotated[int | None, Meta(description="pipeline stage")] = None
+    ep: Annotated[int | None, Meta(description="expert-parallel coordinate")] = None
+
+
+class Finding(Record, frozen=True, kw_only=True, tag=True):
+    """One fault, or `healthy`, or `undetermined` with what is missing in `evidence`."""
+
+    kind: Annotated[FindingKind, Meta(description="the class of the fault")]
+    layer: Annotated[Layer, Meta(description="where the cause lies")] = "undetermined"
+    suspects: Annotated[
+        tuple[tuple[Suspect, ...], ...],
+        Meta(description="each inner list is a set whose elements cannot be told apart"),
+    ] = ()
+    victims: Annotated[tuple[int, ...], Meta(description="ranks that only wait")] = ()
+    confidence: Annotated[float, Meta(ge=0, le=1, description="how sure, 0 to 1")] = 1.0
+    evidence: Annotated[tuple[str, ...], Meta(description="what leads to it, in order")] = ()
+    next_probe: Annotated[str, Meta(description="what would split the sets")] = ""
+    cost: Annotated[float | None, Meta(description="loss it causes", extra={"unit": "GPU-s per step"})] = None
