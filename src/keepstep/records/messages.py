@@ -16,14 +16,19 @@ __all__ = [
     "Abort",
     "Address",
     "AgentHello",
+    "Assignment",
     "Checkpoints",
     "Drill",
+    "Drilled",
+    "Enlist",
     "Fact",
     "Fence",
     "Fetch",
+    "FetchFailed",
     "Fetched",
     "Find",
     "Finished",
+    "FirstStep",
     "Go",
     "Hello",
     "KillMember",
@@ -37,6 +42,7 @@ __all__ = [
     "Restore",
     "Settle",
     "Settled",
+    "StartFailed",
     "StartMember",
     "Stop",
     "Welcome",
@@ -144,6 +150,13 @@ class Checkpoints(_Said, frozen=True, tag=True):
     skipped: tuple[str, ...] = ()
 
 
+class FirstStep(_Said, frozen=True, tag=True):
+    """The first step after a membership change is complete; `version` updates are applied now."""
+
+    generation: int
+    version: int
+
+
 class Finished(_Said, frozen=True, tag=True):
     """A member has left its last step; its death from here on is not repaired."""
 
@@ -155,12 +168,34 @@ class Finished(_Said, frozen=True, tag=True):
 
 
 class AgentHello(_Said, frozen=True, tag=True):
-    """An agent offers `slots` ranks and `standbys` standbys on `node`."""
+    """An agent offers `slots` ranks and `standbys` standbys on `node`.
+
+    `host` is the address other nodes reach it by; `ports` are some free ports there, one for each attempt.
+    """
 
     node: str
     slots: int
     standbys: int
     keepstep_version: str
+    host: str = "127.0.0.1"
+    ports: tuple[int, ...] = ()
+
+
+class Enlist(_Said, frozen=True, tag=True):
+    """First word of an agent on another node: it offers itself to `job` ("": the only one). Answer: `Assignment`."""
+
+    node: str
+    job: str
+    keepstep_version: str
+
+
+class Drilled(_Said, frozen=True, tag=True):
+    """An agent injected a fault (`kill` or `freeze`) into `rank`, which was in `step`, at wall-clock time `at`."""
+
+    fault: str
+    rank: int
+    step: int
+    at: float
 
 
 class MemberStarted(_Said, frozen=True, tag=True):
@@ -303,6 +338,17 @@ class StartMember(_Ordered, frozen=True, tag=True):
     environment: dict[str, str]
 
 
+class Assignment(_Ordered, frozen=True, tag=True):
+    """To an agent: what to run for `job`: `slots` ranks and `standbys` standbys of `script` with `arguments`."""
+
+    job: str
+    script: str
+    arguments: tuple[str, ...]
+    slots: int
+    standbys: int
+    max_restarts: int
+
+
 class KillMember(_Ordered, frozen=True, tag=True):
     """To an agent: end `member`, after `grace_s` seconds at the latest by force."""
 
@@ -327,15 +373,30 @@ Fact = (
     | Fetched
     | FetchFailed
     | Checkpoints
+    | FirstStep
     | Finished
     | AgentHello
+    | Enlist
+    | Drilled
     | MemberStarted
     | MemberExited
     | MemberStopped
     | StartFailed
 )
 Order = (
-    Welcome | Abort | Settle | Find | Restore | Fetch | Go | Fence | Stop | StartMember | KillMember | Drill
+    Welcome
+    | Abort
+    | Settle
+    | Find
+    | Restore
+    | Fetch
+    | Go
+    | Fence
+    | Stop
+    | StartMember
+    | KillMember
+    | Assignment
+    | Drill
 )
 Message = Fact | Order
 

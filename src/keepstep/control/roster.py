@@ -1,0 +1,99 @@
+"""Who is in the job: members, their status and the questions asked about them."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import msgspec
+
+from keepstep.records.messages import Address
+
+__all__ = ["Member", "NodeSpec", "Status", "by_rank", "live", "node_of_rank", "standbys", "with_member"]
+
+
+class Status(Enum):
+    """Where a member stands. `LIVE_STATUSES` of this module are those that hold a rank and take part."""
+
+    STARTING = "starting"
+    CONNECTED = "connected"
+    RUNNING = "running"
+    PARKED = "parked"
+    SETTLED = "settled"
+    WARM = "warm"
+    JOINING = "joining"
+    READY = "ready"
+    FETCHED = "fetched"
+    FINISHED = "finished"
+    FENCED = "fenced"
+    GONE = "gone"
+
+
+_DEAD = frozenset({Status.FENCED, Status.GONE})
+
+
+class NodeSpec(msgspec.Struct, frozen=True):
+    """What one agent offers: ranks, standbys, its address and free ports (one for each attempt)."""
+
+    name: str
+    slots: int
+    standbys: int
+    host: str = "127.0.0.1"
+    ports: tuple[int, ...] = ()
+
+
+class Member(msgspec.Struct, frozen=True):
+    """One process of the job. `rank` is -1 while it has no role.
+
+    `version` and `agreed` are its last `Parked` or `Settled` answer, given for `answered` (a generation).
+    """
+
+    name: str
+    rank: int
+    node: str
+    status: Status
+    address: Address | None = None
+    joiner: bool = False
+    answered: int = -1
+    version: int = -1
+    agreed: bool = False
+    digest: str = ""
+    replica: str = ""
+    checkpoints: tuple[int, ...] | None = None
+    weights_sha256: str = ""
+    bytes_moved: int = 0
+
+
+def live(members: dict[str, Member]) -> list[Member]:
+    """Members that hold a rank and are neither gone nor fenced, by rank."""
+    return sorted((m for m in members.values() if m.rank >= 0 and m.status not in _DEAD), key=lambda m: m.rank)
+
+
+def by_rank(members: dict[str, Member]) -> dict[int, Member]:
+    """The live member of every rank that has one."""
+    return {member.rank: member for member in live(members)}
+
+
+def standbys(members: dict[str, Member], status: Status | None = None) -> list[Member]:
+    """Processes without a role that are alive (and have `status`, if given), oldest first."""
+    return [
+        m
+        for m in members.values()
+        if m.rank < 0 and m.status not in _DEAD and (status is None or m.status is status)
+    ]
+
+
+def with_member(members: dict[str, Member], member: Member) -> dict[str, Member]:
+    """A copy of `members` with `member` in it."""
+    return {**members, member.name: member}
+
+
+def node_of_rank(nodes: tuple[NodeSpec, ...], rank: int) -> tuple[int, int]:
+    """(index of the node, local rank) of `rank` when ranks are dealt to nodes in order.
+
+    Raises IndexError for a rank beyond the slots of all nodes.
+    """
+    for index, node in enumerate(nodes):
+        if rank < node.slots:
+            return index, rank
+        rank -= node.slots
+    raise IndexError("rank beyond the slots of all nodes")

@@ -1,0 +1,94 @@
+"""One turn of the job machine: a working copy of the state that collects orders and reasons."""
+
+from __future__ import annotations
+
+import msgspec
+
+from keepstep.control.job_state import Change, Decision, Directed, JobState, Milestone
+from keepstep.control.roster import Member, Status, live, with_member
+from keepstep.records.events import Finding, Incident
+from keepstep.records.messages import Address, KillMember, Order, Stop
+
+__all__ = ["Turn"]
+
+GRACE_S = 5.0
+
+
+class Turn:
+    """Collects what one event leads to; `decision()` hands it over. Lives only inside `decide`."""
+
+    def __init__(self, state: JobState, now: float) -> None:
+        self.state = state
+        self.now = now
+        self.orders: list[Directed] = []
+        self.reasons: list[str] = []
+        self.milestones: list[Milestone] = []
+        self.findings: list[Finding] = []
+        self.incidents: list[Incident] = []
+
+    def decision(self) -> Decision:
+        """The state and orders of this turn."""
+        return Decision(
+            state=self.state,
+            orders=tuple(self.orders),
+            reason="; ".join(self.reasons),
+            milestones=tuple(self.milestones),
+            findings=tuple(self.findings),
+            incidents=tuple(self.incidents),
+        )
+
+    def because(self, reason: str) -> None:
+        """Keep a reason for the journal."""
+        self.reasons.append(reason)
+
+    def put(self, member: Member, **changes: object) -> Member:
+        """Change one member in the state."""
+        changed = msgspec.structs.replace(member, **changes)
+        self.state = msgspec.structs.replace(self.state, members=with_member(self.state.members, changed))
+        return changed
+
+    def let(self, **changes: object) -> None:
+        """Change fields of the job's state."""
+        self.state = msgspec.structs.replace(self.state, **changes)
+
+    def change(self, **changes: object) -> Change:
+        """Change fields of the membership change that is on its way."""
+        assert self.state.change is not None
+        changed = msgspec.structs.replace(self.state.change, **changes)
+        self.let(change=changed)
+        return changed
+
+    def mark(self, name: str, *, again: bool = False) -> None:
+        """Note that the incident reached a phase: the first time counts, the last one with `again`."""
+        change = self.state.change
+        if change is not None and (again or name not in change.marks):
+            self.change(marks={**change.marks, name: self.now})
+            self.milestones.append(Milestone(self.state.incidents, name, self.now))
+
+    def tell(self, member: Member, order: Order, reason: str) -> None:
+        """Send an order to a member."""
+        self.orders.append(Directed(member.node, member.name, order, reason))
+
+    def tell_agent(self, node: str, order: Order, reason: str) -> None:
+        """Send an order to an agent."""
+        self.orders.append(Directed(node, "", order, reason))
+
+    def addresses(self) -> dict[int, Address]:
+        """The roster: where the data plane of every rank is reached."""
+        return {m.rank: m.address for m in live(self.state.members) if m.address is not None}
+
+    def end(self, code: int, why: str) -> None:
+        """End the job with `code`; members are told and then ended by their agents."""
+        if self.state.exit_code is not None:
+            return
+        self.let(exit_code=code, exit_why=why, phase="ending", ending_since=self.now, change=None)
+        self.because(why)
+        for member in self.state.members.values():
+            if member.status is not Status.GONE:
+                if member.address is not None:
+                    self.tell(member, Stop(self.state.epoch, code, why), why)
+                self.kill(member, why, grace_s=GRACE_S)
+
+    def kill(self, member: Member, why: str, *, grace_s: float) -> None:
+        """Have the agent end a process."""
+        self.tell_agent(member.node, KillMember(self.state.epoch, member.name, grace_s), why)
