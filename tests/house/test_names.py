@@ -35,7 +35,7 @@ def test_all_lists_what_is_visible(path):
 
 def test_the_front_door():
     """`dir(keepstep)` is its `__all__`, and each name can be had."""
-    code = "import keepstep; print(sorted(keepstep.__all__) == dir(keepstep), *(getattr(keepstep, n) for n in dir(keepstep)))"
+    code = "import keepstep as k; print(sorted(k.__all__) == dir(k), *(getattr(k, name) for name in dir(k)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout.startswith("True"), done.stderr
 
