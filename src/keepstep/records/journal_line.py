@@ -57,7 +57,8 @@ def encode_line(event: Event) -> bytes:
 def decode_line(line: bytes) -> Event | None:
     """The record in `line`; None for a record of a newer minor schema that this version does not know.
 
-    Raises SchemaTooNew for a newer major version and RecordError for anything that is not a record.
+    Raises SchemaTooNew for a newer major version, TornRecord for what is not even JSON, and RecordError for JSON
+    that is not a record.
     """
     _check_length(len(line))
     try:
@@ -68,8 +69,10 @@ def decode_line(line: bytes) -> Event | None:
         elif version > _CURRENT and head.record not in _KNOWN:
             return None
         return _events.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except msgspec.ValidationError as error:
         raise RecordError(f"not a journal record: {error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise TornRecord(f"not a journal record: {error}") from error
     except (TypeError, AttributeError, ValueError) as error:  # a migration met fields of a wrong type
         raise RecordError(f"not a journal record of its schema: {error}") from error
 
@@ -80,30 +83,28 @@ def decode_lines(lines: Iterable[bytes], *, where: str = "") -> Iterator[Event]:
     Raises TornRecord after the last whole record if the last line is torn, and RecordError (with the line's number)
     for damage before it.
     """
-    waiting: RecordError | None = None
+    torn: TornRecord | None = None
     for number, line in enumerate(lines, 1):
-        if waiting is not None:
-            raise waiting
+        if torn is not None:
+            raise RecordError(torn.what, where=torn.where, remedy="the journal is damaged in the middle") from torn
         place = f"{where} line {number}".strip()
-        if not line.endswith(b"\n"):
-            waiting = TornRecord(f"the last record is cut off after {len(line)} bytes", where=place)
-            continue
         try:
-            event = decode_line(line)
+            event = _whole(line)
+        except TornRecord as error:
+            torn = TornRecord(error.what, where=place, remedy="everything before it was kept")
         except RecordError as error:
-            waiting = type(error)(error.what, where=place, remedy=error.remedy)
-            if not _looks_torn(error):
-                raise waiting from error
-            continue
-        if event is not None:
-            yield event
-    if waiting is not None:
-        raise TornRecord(waiting.what, where=waiting.where, remedy="everything before it was kept") from waiting
+            raise type(error)(error.what, where=place, remedy=error.remedy) from error
+        else:
+            if event is not None:
+                yield event
+    if torn is not None:
+        raise torn
 
 
-def _looks_torn(error: RecordError) -> bool:
-    """True if a crash can have caused it: a record that does not parse, as against one of a refused schema."""
-    return type(error) is RecordError
+def _whole(line: bytes) -> Event | None:
+    if not line.endswith(b"\n"):
+        raise TornRecord(f"the last record is cut off after {len(line)} bytes")
+    return decode_line(line)
 
 
 def _check_length(length: int) -> None:
