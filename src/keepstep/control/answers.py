@@ -109,9 +109,7 @@ def on_parked(turn: Turn, event: Event) -> None:
     member = _speaker(turn, event)
     if member is None or _current(turn, fact.generation) is None or member.joiner:
         return
-    turn.put(
-        member, status=Status.PARKED, answered=fact.generation, version=fact.version, agreed=fact.agreed
-    )
+    turn.put(member, status=Status.PARKED, answered=fact.generation, version=fact.version, agreed=fact.agreed)
 
 
 def on_settled(turn: Turn, event: Event) -> None:

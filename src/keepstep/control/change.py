@@ -192,7 +192,9 @@ def _restore_when_known(turn: Turn) -> None:
     version = max(common, default=-1)
     change = turn.change(restore=version, version=max(version, 0))
     turn.let(version=max(version, 0))
-    why = f"all load the checkpoint of step {version}" if version >= 0 else "no checkpoint yet: start from the beginning"
+    why = (
+        f"all load the checkpoint of step {version}" if version >= 0 else "no checkpoint yet: start from the beginning"
+    )
     turn.because(why)
     for member in members:
         turn.put(member, status=Status.JOINING if member.joiner else Status.PARKED)
@@ -208,9 +210,10 @@ def _go_when_restored(turn: Turn) -> None:
 def _go(turn: Turn) -> None:
     change = turn.change(going=True)
     roster = turn.addresses()
+    replicas = {member.rank: member.replica for member in live(turn.state.members)}
     for member in live(turn.state.members):
         running = turn.put(member, status=Status.RUNNING, joiner=False)
-        order = Go(turn.state.epoch, change.generation, change.version, roster)
+        order = Go(turn.state.epoch, change.generation, change.version, roster, replicas)
         turn.tell(running, order, f"run on from version {change.version} in generation {change.generation}")
     turn.mark("joined", again=True)
     turn.let(generation=change.generation, phase="running" if change.initial else "changing")

@@ -92,7 +92,7 @@ def _on_agent(turn: Turn, event: Event) -> None:
     turn.let(nodes=tuple(sorted(turn.state.nodes, key=lambda n: n.name)))
     if not assigned_slots(turn.state.nodes, spec.world):
         offered = sum(n.slots for n in turn.state.nodes)
-        turn.end(76, f"the agents offer {offered} ranks, the job has {spec.world}: start every agent with the same shape")
+        turn.end(76, f"the agents offer {offered} ranks, the job has {spec.world}: start all agents alike")
         return
     turn.let(phase="starting")
     start_attempt(turn)

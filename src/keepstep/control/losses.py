@@ -1,4 +1,4 @@
-"""What the job machine does when members leave without leave: exits, freezes, broken links, processes that never start."""
+"""Members that leave without leave: exits, freezes, broken links, processes that never start."""
 
 from __future__ import annotations
 
@@ -124,9 +124,7 @@ def _fence(turn: Turn, member: Member, why: str) -> None:
     turn.kill(member, why, grace_s=FENCE_GRACE_S)
 
 
-def begin_change(
-    turn: Turn, lost: tuple[Loss, ...], *, private: dict[int, dict[int, bytes]], why: str
-) -> None:
+def begin_change(turn: Turn, lost: tuple[Loss, ...], *, private: dict[int, dict[int, bytes]], why: str) -> None:
     """Start a change, or start it again with one more loss: the generation grows, every stayer is told to stop."""
     old = turn.state.change
     generation = (old.generation if old is not None else turn.state.generation) + 1
@@ -141,7 +139,7 @@ def begin_change(
         private={**known, **private},
         bytes_moved=0 if old is None else old.bytes_moved,
     )
-    turn.let(change=change, phase="changing")
+    turn.let(change=change, phase="changing", suspected={})
     turn.mark("detected")
     turn.mark("decided")
     turn.because(why)

@@ -76,9 +76,7 @@ def by_rank(members: dict[str, Member]) -> dict[int, Member]:
 def standbys(members: dict[str, Member], status: Status | None = None) -> list[Member]:
     """Processes without a role that are alive (and have `status`, if given), oldest first."""
     return [
-        m
-        for m in members.values()
-        if m.rank < 0 and m.status not in _DEAD and (status is None or m.status is status)
+        m for m in members.values() if m.rank < 0 and m.status not in _DEAD and (status is None or m.status is status)
     ]
 
 

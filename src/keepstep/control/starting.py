@@ -46,9 +46,7 @@ def start_attempt(turn: Turn) -> None:
         _start(turn, turn.state.nodes[index].name, rank, local_rank=local_rank, reason=f"start rank {rank}")
     for node in turn.state.nodes:
         alive = [
-            m
-            for m in turn.state.members.values()
-            if m.rank < 0 and m.node == node.name and m.status is not Status.GONE
+            m for m in turn.state.members.values() if m.rank < 0 and m.node == node.name and m.status is not Status.GONE
         ]
         for _ in range(node.standbys - len(alive)):
             start_standby(turn, node.name, "start a standby")

@@ -308,11 +308,12 @@ class Fetch(_Ordered, frozen=True, tag=True):
 
 
 class Go(_Ordered, frozen=True, tag=True):
-    """Install `generation` with this `roster` and run on from `version`."""
+    """Install `generation` with this `roster` and run on from `version`; `replicas` names what each rank holds."""
 
     generation: int
     version: int
     roster: dict[int, Address]
+    replicas: dict[int, str] = {}
 
 
 class Fence(_Ordered, frozen=True, tag=True):

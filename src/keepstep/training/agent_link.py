@@ -1,0 +1,83 @@
+"""The member's line to its agent: facts go up, orders come down through one reading thread.
+
+The thread only does what must not wait for the training loop: an abort poisons the fabric at once, a fenced member
+exits at once. All other orders wait in a queue until the training loop stands where it may answer.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import sys
+import threading
+from collections.abc import Callable
+
+from keepstep.errors import PeerLost
+from keepstep.records.messages import Abort, Fact, Fence, Order, Stop
+from keepstep.store.wire import MemberWire
+
+__all__ = ["EXIT_AGENT_LOST", "EXIT_FENCED", "AgentLink"]
+
+EXIT_FENCED = 76
+EXIT_AGENT_LOST = 75
+
+
+class AgentLink:
+    """Orders for this process, in order; `on_abort(order)` runs in the reading thread."""
+
+    def __init__(self, wire: MemberWire, *, member: str) -> None:
+        self.member = member
+        self.on_abort: Callable[[Order], None] | None = None
+        self._wire = wire
+        self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
+        self._epoch = 0
+        self._closing = False
+        self._thread = threading.Thread(target=self._read, name="keepstep-orders", daemon=True)
+
+    def start(self) -> None:
+        """Begin to read orders."""
+        self._thread.start()
+
+    def say(self, fact: Fact) -> None:
+        """Send a fact up. Raises PeerLost if the agent is gone."""
+        self._wire.send(fact)
+
+    def pending(self) -> bool:
+        """True if an order waits."""
+        return not self._orders.empty()
+
+    def next_order(self, timeout_s: float | None = None) -> Order | None:
+        """The next order; None after `timeout_s` seconds without one."""
+        try:
+            return self._orders.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+
+    def close(self) -> None:
+        """Hang up; the agent sees an orderly end."""
+        self._closing = True
+        self._wire.close()
+
+    def _read(self) -> None:
+        while True:
+            try:
+                order = self._wire.receive()
+            except PeerLost:
+                if not self._closing:
+                    _leave(EXIT_AGENT_LOST, "the agent of this node is gone")
+                return
+            if order is None or not hasattr(order, "epoch") or order.epoch < self._epoch:
+                continue
+            self._epoch = order.epoch
+            if isinstance(order, Fence):
+                _leave(EXIT_FENCED, order.why)
+            if isinstance(order, (Abort, Stop)) and self.on_abort is not None:
+                self.on_abort(order)
+            self._orders.put(order)
+
+
+def _leave(code: int, why: str) -> None:
+    """End this process without running anything of the user's: it must change nothing any more."""
+    sys.stderr.write(f"keepstep: this process ends: {why}\n")
+    sys.stderr.flush()
+    os._exit(code)

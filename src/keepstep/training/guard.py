@@ -1,0 +1,228 @@
+"""The step guard: a step counts for all members or for none.
+
+The agreement of a step is a small collective after all gradients are final (in a pre-hook of the optimizer). If it
+passes, every live member can apply the update. If not, the members come to one version with the controller's help:
+they roll forward where somebody saw it pass, else they redo the step from its start.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from keepstep.control.member import (
+    Act,
+    LeaveJob,
+    ListCheckpoints,
+    LoadCheckpoint,
+    MemberState,
+    Place,
+    Refuse,
+    Resolve,
+    RunOn,
+    Say,
+    TakeState,
+    TellSettled,
+    at_boundary,
+    obey,
+    step_kept,
+)
+from keepstep.records.messages import Checkpoints, FirstStep, Order, Parked, Ready, Settled
+from keepstep.training import private
+from keepstep.training.agent_link import AgentLink
+from keepstep.training.checkpoint import CheckpointWriter
+from keepstep.training.data import Batches
+from keepstep.training.fabric import Fabric
+from keepstep.training.handover import Handover
+from keepstep.training.recorder import Recorder
+from keepstep.training.rng import capture_rng, restore_rng
+from keepstep.training.state import TrackedState
+
+__all__ = ["Guard", "StepAborted"]
+
+log = logging.getLogger("keepstep")
+
+
+class StepAborted(BaseException):
+    """Unwinds the rest of a step that is done again; never reaches the user's handlers for `Exception`."""
+
+
+class Guard:
+    """Everything a protected member does at agreements and boundaries. Runs in the training thread only."""
+
+    def __init__(self, fabric: Fabric, link: AgentLink, recorder: Recorder, *, state: MemberState) -> None:
+        self.fabric = fabric
+        self.link = link
+        self.recorder = recorder
+        self.state = state
+        self.tracked: TrackedState | None = None
+        self.streams: list[Batches] = []
+        self.writer: CheckpointWriter | None = None
+        self.checkpoint_every = 0
+        self.full = False
+        self.agreed = False
+        self.rehearsing = False
+        self._rng = b""
+        self._replicas: dict[int, str] = {}
+        self._handover = Handover(fabric, link)
+        link.on_abort = self._abort
+        fabric.on_loss = self._handover.report_loss
+
+    # -------------------------------------------------------------- the step
+
+    def begin_step(self) -> None:
+        """Keep what a redo needs, and tell the recorder which step this is."""
+        self.agreed = False
+        self.fabric.set_step(self.state.version)
+        for stream in self.streams:
+            stream.begin_step()
+        self._rng = capture_rng()
+        self._tracked().snapshot(full=self.full)
+
+    def agree(self) -> None:
+        """The agreement. Returns when the update may be applied; raises StepAborted when the step is done again."""
+        if self.rehearsing:
+            raise StepAborted
+        self._tracked().sync_buffers()
+        self._publish(self.state.version + 1, in_step=True)
+        if not self.fabric.agreement() and not self._park_at_agreement():
+            raise StepAborted
+        self.agreed = True
+
+    def redo(self) -> None:
+        """Put everything back to the start of the step."""
+        self._tracked().restore()
+        for stream in self.streams:
+            stream.redo()
+        restore_rng(self._rng)
+
+    def kept(self) -> None:
+        """The update is applied: the step counts."""
+        for stream in self.streams:
+            stream.commit()
+        self.state, act = step_kept(self.state)
+        self._publish(self.state.version, in_step=False)
+        if act is not None:
+            self._do(act)
+        version = self.state.version
+        if self.writer is not None and version % self.checkpoint_every == 0:
+            self.writer.save(version, self._tracked(), private=self._private(), replicas=self._replicas)
+
+    def poisoned_and_undecided(self) -> bool:
+        """True while an exception of the user's code belongs to a step that was aborted."""
+        return self.fabric.poisoned and not self.agreed
+
+    def resolve_aborted(self) -> None:
+        """After an exception in an aborted step: wait for the verdict, which is to redo it."""
+        if not self.rehearsing:
+            self._park_at_agreement()
+
+    # -------------------------------------------------------------- the boundary
+
+    def boundary(self) -> None:
+        """Between steps: answer what was asked, and wait while a membership change is on its way."""
+        self.state, act = at_boundary(self.state)
+        if act is not None:
+            self._do(act)
+        while self.fabric.poisoned or self.state.answering >= 0 or self.link.pending():
+            order = self.link.next_order()
+            assert order is not None
+            self.state, act = obey(self.state, order, Place.BOUNDARY)
+            self._do(act)
+
+    def finish(self) -> bool:
+        """The agreement that all members have made their last step; False if a change came in between."""
+        if self.fabric.agreement():
+            return True
+        self.boundary()
+        return False
+
+    def ask_for_checkpoint(self) -> None:
+        """Before the first step all members agree on the checkpoint to start from."""
+        self.state = msgspec.structs.replace(self.state, joiner=True)
+
+    def close(self) -> None:
+        """Write what is still to be written."""
+        if self.writer is not None:
+            self.writer.close()
+
+    # -------------------------------------------------------------- inside
+
+    def _tracked(self) -> TrackedState:
+        assert self.tracked is not None
+        return self.tracked
+
+    def _abort(self, order: Order) -> None:
+        """Runs in the link's thread: let go of every collective at once."""
+        self.fabric.poison()
+
+    def _private(self, *, in_step: bool = False) -> bytes:
+        return private.capture(self.streams, in_step=in_step)
+
+    def _publish(self, version: int, *, in_step: bool) -> None:
+        """Leave the rank's own state where it survives this process."""
+        self.recorder.publish_private(version, self._private(in_step=in_step))
+
+    def _park_at_agreement(self) -> bool:
+        """Wait for the verdict about an aborted step: True to apply the update, False to redo the step."""
+        while True:
+            order = self.link.next_order()
+            assert order is not None
+            self.state, act = obey(self.state, order, Place.AGREEMENT)
+            if isinstance(act, Resolve):
+                return act.forward
+            self._do(act)
+
+    def _do(self, act: Act) -> None:
+        for kind, perform in self._performers:
+            if isinstance(act, kind):
+                perform(act)
+                return
+
+    @property
+    def _performers(self) -> Sequence[tuple[type, Callable[..., None]]]:
+        return (
+            (Say, self._say),
+            (TellSettled, self._tell_settled),
+            (TakeState, self._take_state),
+            (ListCheckpoints, self._list_checkpoints),
+            (LoadCheckpoint, self._load_checkpoint),
+            (RunOn, self._run_on),
+            (LeaveJob, self._leave),
+            (Refuse, lambda act: log.debug("rank %d: %s", self.state.rank, act.why)),
+        )
+
+    def _say(self, act: Say) -> None:
+        fact = act.fact
+        if isinstance(fact, Ready):
+            fact = Ready(fact.generation, self._tracked().replica_key())
+        assert isinstance(fact, (Ready, Parked, FirstStep))
+        self.link.say(fact)
+
+    def _tell_settled(self, act: TellSettled) -> None:
+        image = self._handover.show(self._tracked())
+        self.link.say(Settled(act.generation, act.version, image.digest, image.manifest.replica))
+
+    def _take_state(self, act: TakeState) -> None:
+        self._handover.take(act.order, self._tracked(), self.streams)
+
+    def _list_checkpoints(self, act: ListCheckpoints) -> None:
+        steps, skipped = ([], []) if self.writer is None else self.writer.valid_steps()
+        self.link.say(Checkpoints(act.generation, tuple(steps), tuple(skipped)))
+
+    def _load_checkpoint(self, act: LoadCheckpoint) -> None:
+        self._handover.hide()
+        if act.version >= 0 and self.writer is not None:
+            private.apply(self.writer.load(act.version, self._tracked()), self.streams)
+        self._tell_settled(TellSettled(act.generation, max(act.version, 0)))
+
+    def _run_on(self, act: RunOn) -> None:
+        self._handover.hide()
+        self._replicas = dict(act.order.replicas)
+        self.fabric.install(act.order.generation, act.order.roster)
+        self._publish(self.state.version, in_step=False)
+
+    def _leave(self, act: LeaveJob) -> None:
+        raise SystemExit(act.code)

@@ -1,0 +1,163 @@
+"""What a training script uses: `join()` and the `Job` it gives."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from keepstep.errors import UsageError
+from keepstep.records.messages import Finished
+from keepstep.training.checkpoint import CheckpointWriter
+from keepstep.training.data import Batches
+from keepstep.training.guard import Guard
+from keepstep.training.joining import Membership, become_member
+from keepstep.training.state import TrackedState
+from keepstep.training.step import Step
+
+__all__ = ["Job", "join"]
+
+
+def join() -> Job:
+    """Take part in the job and set torch's default process group. Use it as `with keepstep.join() as job:`.
+
+    Under `keepstep run` the job is protected. Under plain torchrun or plain python the same script runs unprotected
+    and says so. In a standby this call returns when the process takes the place of a lost rank.
+    Raises KeepstepError subclasses if the agent, the other members or the versions do not fit.
+    """
+    return Job(become_member())
+
+
+class Job:
+    """A member's view of the job; made by `join()`."""
+
+    def __init__(self, membership: Membership) -> None:
+        self.rank = membership.rank
+        self.world = membership.world
+        self.attempt = membership.attempt
+        self.protected = membership.guard is not None
+        self._membership = membership
+        self._guard: Guard | None = membership.guard
+        self._tracked: TrackedState | None = None
+        self._hooks: list[Any] = []
+        self._streams: list[Batches] = []
+        self._finished = False
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        if self._guard is not None:
+            self._guard.close()
+        self._membership.close(orderly=error is None)
+
+    def track(
+        self,
+        model: Any,
+        optimizer: Any = None,
+        *,
+        scheduler: Any = None,
+        scaler: Any = None,
+        extra: Any = None,
+        role: str = "",
+    ) -> None:
+        """Say what the state of this member is; call it once, before the first step.
+
+        Each argument is one object, a list or a dict of them: modules (wrapped or not, buffers included), optimizers,
+        learning rate schedulers, a GradScaler, and `extra`: anything with state_dict and load_state_dict. Random
+        numbers and the positions of `data` streams are tracked by themselves. `role` tells apart members whose
+        modules have equal names and shapes but different contents (hand-made pipeline stages).
+        Raises UnsupportedState for something that cannot be carried to another process.
+        """
+        self._tracked = TrackedState(model, optimizer, schedulers=scheduler, scaler=scaler, extra=extra, role=role)
+        if self._guard is None:
+            return
+        optimizers = self._tracked.optimizers
+        closures = any(isinstance(o, torch.optim.LBFGS) for o in optimizers.values())
+        self._guard.tracked = self._tracked
+        self._guard.full = len(optimizers) > 1 or closures
+        if not self._guard.full:
+            self._hooks += [o.register_step_pre_hook(self._before_update) for o in optimizers.values()]
+
+    def data(self, source: Any, *, name: str = "") -> Batches:
+        """An endless iterator over `source` (DataLoader, StatefulDataLoader or any iterable) that an interrupted step
+        rewinds and a joiner continues at the lost rank's position. Use one for every source."""
+        stream = Batches(source, name=name or f"data{len(self._streams)}")
+        self._streams.append(stream)
+        if self._guard is not None:
+            self._guard.streams = self._streams
+        return stream
+
+    def checkpoint(self, directory: str | os.PathLike[str], *, every: int, keep: int = 3) -> None:
+        """Write the tracked state after each `every` steps, in the background, and go back to it where no live replica
+        of lost state is left, or when the job is started again. Keeps the newest `keep`. Call it on every rank."""
+        if every < 1 or keep < 1:
+            raise UsageError(f"checkpoint every {every} steps, keep {keep}", remedy="give numbers of at least 1")
+        if self._guard is None:
+            return
+        self._guard.writer = CheckpointWriter(Path(directory), rank=self.rank, world=self.world, keep=keep)
+        self._guard.checkpoint_every = every
+        self._guard.ask_for_checkpoint()
+
+    def steps(self, total: int) -> Iterator[Step]:
+        """The steps still to be made up to `total` updates. Each is one `with step:` block around one update; a step
+        that was aborted is yielded again with the same number, batches and random numbers."""
+        if self._guard is None:
+            for number in range(total):
+                yield Step(None, number)
+            return
+        if self._tracked is None:
+            raise UsageError("job.steps() before job.track()", remedy="call job.track(model=..., optimizer=...) first")
+        guard = self._guard
+        if guard.rehearsing:
+            yield from self._rehearse(guard)
+        while True:
+            guard.boundary()
+            if guard.state.version < total:
+                yield Step(guard, guard.state.version)
+            elif guard.finish():
+                break
+        self._finish(guard)
+
+    def _rehearse(self, guard: Guard) -> Iterator[Step]:
+        """A joiner's first step runs without the others, up to the agreement: it builds buckets and warms caches."""
+        with _silence():
+            yield Step(guard, 0)
+        guard.rehearsing = False
+
+    def _finish(self, guard: Guard) -> None:
+        assert self._tracked is not None
+        if not self._finished:
+            self._finished = True
+            guard.link.say(Finished(guard.state.version, self._tracked.weights_sha256()))
+
+    def _before_update(self, optimizer: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        assert self._guard is not None
+        if not self._guard.agreed:
+            self._guard.agree()
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Hold back what this process prints to standard output."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 1)
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(nowhere)
