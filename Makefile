@@ -46,7 +46,7 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest tests/house
+	$(BIN)/python -m pytest -q -m "not long" tests/house
 
 format: setup
 	$(BIN)/ruff format .
