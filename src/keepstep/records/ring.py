@@ -1,0 +1,295 @@
+"""The recorder's ring: the layout of the shared memory a member writes, and its decoder.
+
+The writer is another process, alive, frozen or dead in mid-write, so nothing here trusts the bytes: a slot counts
+only if its index is the one its place must hold, and private state only if its checksum is right. All times are
+nanoseconds of CLOCK_MONOTONIC of the member's host; wall = monotonic + `offset_ns`. Little endian throughout.
+
+Header (8192 bytes), private state (2 x 32768 bytes), then `capacity` slots of 128 bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from enum import IntEnum
+
+import msgspec
+
+from keepstep.errors import RecordError, SchemaTooNew
+
+__all__ = [
+    "DEFAULT_CAPACITY",
+    "GROUP_COUNT",
+    "HEADER_BYTES",
+    "MAX_PRIVATE_BYTES",
+    "PRIVATE_BYTES",
+    "SLOTS_OFFSET",
+    "SLOT_BYTES",
+    "Activity",
+    "GroupState",
+    "OpSlot",
+    "PeerSlot",
+    "Ring",
+    "RingHeader",
+    "SlotStatus",
+    "decode_ring",
+    "last_activity",
+    "read_header",
+    "read_private",
+    "ring_bytes",
+    "write_private",
+]
+
+HEADER_BYTES = 8192
+PRIVATE_BYTES = 32768
+SLOTS_OFFSET = HEADER_BYTES + 2 * PRIVATE_BYTES
+SLOT_BYTES = 128
+GROUP_COUNT = 60
+DEFAULT_CAPACITY = 16384
+
+_MAGIC = b"KSRING01"
+_VERSION = 1
+_HEADER = struct.Struct("<8sIIQQQQqIiIIQ48s")
+_GROUP = struct.Struct("<56sIIIiQQQI")
+_GROUPS_OFFSET = 128
+_GROUP_BYTES = 128
+_COMMON = struct.Struct("<QBBBBBBH")
+_OP = struct.Struct("<IIQqQQQQQIi")
+_PEER = struct.Struct("<QiIQQQQQQ")
+_PRIVATE = struct.Struct("<QqII")
+_MAX_CAPACITY = 1 << 24
+
+MAX_PRIVATE_BYTES = PRIVATE_BYTES - _PRIVATE.size
+"""Longest private state of one version."""
+
+Buffer = bytes | bytearray | memoryview
+
+
+class SlotStatus(IntEnum):
+    """How far an operation got."""
+
+    QUEUED = 0
+    RUNNING = 1
+    DONE = 2
+    ABORTED = 3
+    FAILED = 4
+
+
+class GroupState(msgspec.Struct, frozen=True):
+    """One process group of the member: how many collectives were queued, started and finished in `generation`."""
+
+    name: str
+    hash: int
+    lane: int
+    size: int
+    group_rank: int
+    queued: int
+    started: int
+    finished: int
+    generation: int
+
+
+class RingHeader(msgspec.Struct, frozen=True):
+    """Who wrote the ring, how far it is, and the member's groups. `offset_ns` is wall minus monotonic."""
+
+    capacity: int
+    head: int
+    dropped: int
+    heartbeat_ns: int
+    offset_ns: int
+    pid: int
+    rank: int
+    generation: int
+    flags: int
+    step: int
+    member: str
+    groups: tuple[GroupState, ...]
+
+
+class PeerSlot(msgspec.Struct, frozen=True):
+    """Where the bytes of operation `op_index` went for one peer; waits in ns, sizes in bytes.
+
+    `transport` is 1 for TCP and 2 for shared memory.
+    """
+
+    index: int
+    op_index: int
+    peer: int
+    transport: int
+    bytes_sent: int
+    bytes_received: int
+    wait_own_ns: int
+    wait_credit_ns: int
+    wire_ns: int
+    wait_peer_ns: int
+
+
+class OpSlot(msgspec.Struct, frozen=True):
+    """One collective or point-to-point operation; times in ns, 0 where not yet reached. `peers` in order of index."""
+
+    index: int
+    op: int
+    algorithm: int
+    element: int
+    reduction: int
+    status: SlotStatus
+    group_hash: int
+    generation: int
+    sequence: int
+    step: int
+    count: int
+    nbytes: int
+    queued_ns: int
+    started_ns: int
+    finished_ns: int
+    rank: int
+    root: int
+    peers: tuple[PeerSlot, ...] = ()
+
+
+class Ring(msgspec.Struct, frozen=True):
+    """A decoded ring: operations in order of index. `torn` counts places that held no whole slot, `lost` the slots
+    overwritten by newer ones or dropped by the writer."""
+
+    header: RingHeader
+    operations: tuple[OpSlot, ...]
+    torn: int
+    lost: int
+
+    def group_name(self, group_hash: int) -> str:
+        """The name of the group with that hash; "" if the header does not list it."""
+        return next((group.name for group in self.header.groups if group.hash == group_hash), "")
+
+
+class Activity(msgspec.Struct, frozen=True):
+    """When the member last did something: wall clock in s since 1970, 0.0 where never."""
+
+    started: float
+    finished: float
+
+
+def ring_bytes(capacity: int = DEFAULT_CAPACITY) -> int:
+    """Size in bytes of a ring with that many slots."""
+    return SLOTS_OFFSET + capacity * SLOT_BYTES
+
+
+def read_header(buffer: Buffer) -> RingHeader:
+    """The header of a ring. Raises RecordError if it is none, SchemaTooNew if its layout is newer."""
+    if len(buffer) < SLOTS_OFFSET:
+        raise RecordError(f"a recorder ring of {len(buffer)} bytes is too short")
+    fields = _HEADER.unpack_from(buffer)
+    magic, version, slot_bytes, capacity = fields[:4]
+    if magic != _MAGIC:
+        raise RecordError("not a recorder ring: its first bytes are wrong")
+    if version > _VERSION:
+        raise SchemaTooNew(
+            f"recorder ring of layout {version}, this keepstep reads up to {_VERSION}",
+            remedy="read it with the keepstep version that wrote it",
+        )
+    if slot_bytes != SLOT_BYTES or not 0 < capacity <= _MAX_CAPACITY or len(buffer) < ring_bytes(capacity):
+        raise RecordError(f"recorder ring with {capacity} slots of {slot_bytes} bytes in {len(buffer)} bytes")
+    return RingHeader(*fields[3:-1], member=_text(fields[-1]), groups=tuple(_groups(buffer)))
+
+
+def decode_ring(buffer: Buffer, *, newest: int | None = None) -> Ring:
+    """Everything whole in a ring (in its `newest` slots only, if given), oldest first.
+
+    Raises RecordError and SchemaTooNew as `read_header` does.
+    """
+    header = read_header(buffer)
+    first = max(0, header.head - min(header.capacity, header.capacity if newest is None else newest))
+    operations: dict[int, OpSlot] = {}
+    peers: dict[int, list[PeerSlot]] = {}
+    torn = 0
+    for index in range(first, header.head):
+        slot = _slot(buffer, index, header.capacity)
+        if isinstance(slot, OpSlot):
+            operations[index] = slot
+        elif isinstance(slot, PeerSlot):
+            peers.setdefault(slot.op_index, []).append(slot)
+        else:
+            torn += 1
+    whole = (
+        msgspec.structs.replace(slot, peers=tuple(peers[index])) if index in peers else slot
+        for index, slot in operations.items()
+    )
+    return Ring(header, tuple(whole), torn, first + header.dropped)
+
+
+def last_activity(buffer: Buffer, newest: int = 1024) -> Activity:
+    """When an operation was last started and last finished, by the `newest` slots. Raises as `read_header` does.
+
+    A member that died left its pattern after both, and no later than its peers' next collective with it.
+    """
+    header = read_header(buffer)
+    started = finished = 0
+    for index in range(max(0, header.head - min(header.capacity, newest)), header.head):
+        slot = _slot(buffer, index, header.capacity)
+        if isinstance(slot, OpSlot):
+            started = max(started, slot.started_ns)
+            finished = max(finished, slot.finished_ns)
+    return Activity(_wall(started, header.offset_ns), _wall(finished, header.offset_ns))
+
+
+def read_private(buffer: Buffer) -> dict[int, bytes]:
+    """The member's private state by version: at most two. A slot in mid-write or with a wrong checksum is left out."""
+    found: dict[int, bytes] = {}
+    for offset in (HEADER_BYTES, HEADER_BYTES + PRIVATE_BYTES):
+        if len(buffer) < offset + PRIVATE_BYTES:
+            break
+        before, version, length, checksum = _PRIVATE.unpack_from(buffer, offset)
+        if before == 0 or before % 2 or length > MAX_PRIVATE_BYTES:
+            continue
+        start = offset + _PRIVATE.size
+        data = bytes(buffer[start : start + length])
+        after = _PRIVATE.unpack_from(buffer, offset)
+        if after == (before, version, length, checksum) and zlib.crc32(data) == checksum:
+            found[version] = data
+    return found
+
+
+def write_private(buffer: bytearray | memoryview, version: int, data: bytes) -> None:
+    """Publish private state of `version` (>= 0), in the place of version - 2. Raises RecordError if it is too long."""
+    if len(data) > MAX_PRIVATE_BYTES:
+        raise RecordError(
+            f"private state of {len(data)} bytes, at most {MAX_PRIVATE_BYTES} fit",
+            remedy="keep RNG and data position small, or let the data loader keep less state",
+        )
+    offset = HEADER_BYTES + (version % 2) * PRIVATE_BYTES
+    (lock,) = struct.unpack_from("<Q", buffer, offset)
+    writing = lock + 1 if lock % 2 == 0 else lock  # odd already: a writer died here
+    struct.pack_into("<Q", buffer, offset, writing)
+    struct.pack_into("<qII", buffer, offset + 8, version, len(data), zlib.crc32(data))
+    start = offset + _PRIVATE.size
+    buffer[start : start + len(data)] = data
+    struct.pack_into("<Q", buffer, offset, writing + 1)
+
+
+def _groups(buffer: Buffer) -> Iterator[GroupState]:
+    for number in range(GROUP_COUNT):
+        name, *numbers = _GROUP.unpack_from(buffer, _GROUPS_OFFSET + number * _GROUP_BYTES)
+        if name[0]:
+            yield GroupState(_text(name), *numbers)
+
+
+def _slot(buffer: Buffer, index: int, capacity: int) -> OpSlot | PeerSlot | None:
+    """The slot `index`; None if its place holds something else (empty, older, in mid-write, nonsense)."""
+    offset = SLOTS_OFFSET + (index % capacity) * SLOT_BYTES
+    raw = bytes(buffer[offset : offset + SLOT_BYTES])
+    mark, kind, op, algorithm, element, reduction, status, _npeers = _COMMON.unpack_from(raw)
+    if mark != index + 1 or bytes(buffer[offset : offset + 8]) != raw[:8]:
+        return None
+    if kind == 1 and status <= SlotStatus.FAILED:
+        return OpSlot(index, op, algorithm, element, reduction, SlotStatus(status), *_OP.unpack_from(raw, 16))
+    if kind == 2:
+        return PeerSlot(index, *_PEER.unpack_from(raw, 16))
+    return None
+
+
+def _text(raw: bytes) -> str:
+    return raw.split(b"\0", 1)[0].decode("utf-8", "replace")
+
+
+def _wall(mono_ns: int, offset_ns: int) -> float:
+    return (mono_ns + offset_ns) / 1e9 if mono_ns else 0.0
