@@ -1,0 +1,35 @@
+"""Tensors as bytes: views on the memory of a tensor, without a copy where that is possible."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+__all__ = ["memory_of", "plain", "viewable"]
+
+
+def plain(tensor: torch.Tensor) -> str:
+    """Why the tensor cannot be carried; empty for dense tensors that hold their own data."""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+        return f"a tensor of type {type(tensor).__module__}.{type(tensor).__qualname__} cannot be carried"
+    if tensor.layout is not torch.strided:
+        return f"a tensor of layout {tensor.layout} cannot be carried"
+    if tensor.device.type == "meta":
+        return "a tensor without data (device meta) cannot be carried"
+    if tensor.is_quantized:
+        return "a quantized tensor cannot be carried"
+    return ""
+
+
+def viewable(tensor: torch.Tensor) -> bool:
+    """True where the bytes of `tensor` lie in host memory in the order of its elements."""
+    return tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
+def memory_of(tensor: torch.Tensor) -> memoryview:
+    """A writable view on the bytes of a viewable tensor. The caller keeps the tensor alive."""
+    size = tensor.numel() * tensor.element_size()
+    if size == 0:
+        return memoryview(bytearray())
+    return memoryview((ctypes.c_ubyte * size).from_address(tensor.data_ptr())).cast("B")

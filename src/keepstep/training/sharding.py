@@ -1,0 +1,108 @@
+"""Distributed tensors seen from one member: local part, placements, and the coordinates that say which shard it is."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from keepstep.errors import StateError
+from keepstep.training.tree import Sharded
+
+__all__ = ["Meshes", "coordinates", "is_distributed", "local_of", "sharded_of"]
+
+
+def _api() -> Any:
+    """torch.distributed.tensor where somebody imported it (else there is no distributed tensor), or None."""
+    return sys.modules.get("torch.distributed.tensor")
+
+
+def is_distributed(tensor: Any) -> bool:
+    """True for a DTensor."""
+    api = _api()
+    return api is not None and isinstance(tensor, api.DTensor)
+
+
+def local_of(tensor: Any) -> torch.Tensor:
+    """The part of `tensor` that this member holds: the tensor itself unless it is distributed."""
+    local = tensor._local_tensor if is_distributed(tensor) else tensor
+    assert isinstance(local, torch.Tensor)
+    return local
+
+
+def sharded_of(tensor: Any) -> Any:
+    """A distributed tensor as Sharded (not copied); any other value as it is."""
+    if not is_distributed(tensor):
+        return tensor
+    placements = tuple(_placement(placement) for placement in tensor.placements)
+    return Sharded(
+        local_of(tensor), placements, tuple(tensor.shape), tuple(tensor.stride()), _mesh_key(tensor.device_mesh)
+    )
+
+
+def coordinates(tensor: Any) -> tuple[tuple[str, int], ...]:
+    """Which shard this member holds: one (placement, coordinate) for each mesh dimension that is not replicated."""
+    if not is_distributed(tensor):
+        return ()
+    place = tensor.device_mesh.get_coordinate()
+    if place is None:
+        return (("outside", 0),)
+    api = _api()
+    return tuple(
+        (str(placement), int(at))
+        for placement, at in zip(tensor.placements, place, strict=True)
+        if not isinstance(placement, api.Replicate)
+    )
+
+
+def _placement(placement: Any) -> tuple[Any, ...]:
+    """A placement as plain values."""
+    if hasattr(placement, "split_factor"):
+        return ("strided", int(placement.dim), int(placement.split_factor))
+    if hasattr(placement, "dim"):
+        return ("shard", int(placement.dim))
+    if hasattr(placement, "reduce_op"):
+        return ("partial", str(placement.reduce_op))
+    return ("replicate",)
+
+
+def _placed(plain: tuple[Any, ...]) -> Any:
+    """The placement with these plain values."""
+    from torch.distributed.tensor import Partial, Replicate, Shard
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    kind, *values = plain
+    if kind == "strided":
+        return _StridedShard(values[0], split_factor=values[1])
+    return {"shard": Shard, "partial": Partial, "replicate": Replicate}[kind](*values)
+
+
+def _mesh_key(mesh: Any) -> tuple[Any, ...]:
+    names = mesh.mesh_dim_names
+    return (None if names is None else tuple(names), tuple(mesh.mesh.shape))
+
+
+class Meshes:
+    """The device meshes a member knows, found by dimension names and sizes."""
+
+    def __init__(self, tensors: Iterable[Any]) -> None:
+        meshes = [tensor.device_mesh for tensor in tensors if is_distributed(tensor)]
+        self._known = {_mesh_key(mesh): mesh for mesh in meshes}
+
+    def rebuild(self, sharded: Sharded, local: torch.Tensor, *, where: str) -> Any:
+        """The distributed tensor described by `sharded`, over `local`. Raises StateError if its mesh is unknown."""
+        from torch.distributed.tensor import DTensor
+
+        mesh = self._known.get(sharded.mesh)
+        if mesh is None:
+            raise StateError(f"a distributed tensor lives on the unknown mesh {sharded.mesh}", where=where)
+        return DTensor.from_local(
+            local,
+            mesh,
+            [_placed(placement) for placement in sharded.placements],
+            run_check=False,
+            shape=torch.Size(sharded.shape),
+            stride=sharded.stride,
+        )

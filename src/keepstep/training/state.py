@@ -1,0 +1,218 @@
+"""The training state of one member: what it consists of, its digest, and how a joiner takes it over."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+import xxhash
+from torch import nn
+from torch.optim import Optimizer
+
+from keepstep.errors import StateError, UsageError
+from keepstep.training.adoption import Adoption
+from keepstep.training.manifest import Entry, Image, Manifest
+from keepstep.training.memory import memory_of, viewable
+from keepstep.training.modules import Modules, named_objects
+from keepstep.training.optimizers import OptimizerState, plain_tree
+from keepstep.training.redo import Snapshot
+from keepstep.training.sharding import Meshes, local_of, sharded_of
+from keepstep.training.tree import flatten
+
+__all__ = ["TrackedState"]
+
+
+class TrackedState:
+    """Everything a replica shares: modules with all buffers, optimizers, schedulers, GradScaler and extra objects.
+
+    Each of `model`, `optimizers`, `schedulers` and `extra` is None, one object, or a list, tuple or dict of objects.
+    `role` goes into the replica key; it is needed only where members hold modules of equal names and shapes that are
+    no replicas of each other. Raises UsageError for objects that keep no state.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        optimizers: Any = None,
+        *,
+        schedulers: Any = None,
+        scaler: Any = None,
+        extra: Any = None,
+        role: str = "",
+    ) -> None:
+        extras = named_objects(extra, single="extra")
+        models = named_objects(model, single="model")
+        models.update({name: one for name, one in extras.items() if isinstance(one, nn.Module)})
+        self._modules = Modules(models)
+        given = named_objects(optimizers, single="optimizer")
+        self.optimizers: dict[str, Optimizer] = {n: one for n, one in given.items() if isinstance(one, Optimizer)}
+        self._optimizers = [OptimizerState(name, one) for name, one in self.optimizers.items()]
+        self._others: dict[str, Any] = {n: one for n, one in given.items() if n not in self.optimizers}
+        self._others.update(named_objects(schedulers, single="scheduler"))
+        self._others.update(named_objects(scaler, single="scaler"))
+        self._others.update({name: one for name, one in extras.items() if not isinstance(one, nn.Module)})
+        for name, one in self._others.items():
+            if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
+                raise UsageError(
+                    f"{name} is a {type(one).__name__} without state_dict() and load_state_dict()",
+                    remedy="track objects that can give and take their state",
+                )
+        self._role = role
+        self._adoption: Adoption | None = None
+        self._snapshot = Snapshot(self._modules, self._optimizers, self._others)
+
+    @property
+    def modules(self) -> dict[str, nn.Module]:
+        """The tracked modules without wrappers, by name."""
+        return self._modules.roots
+
+    @property
+    def taking(self) -> bool:
+        """True between `adopt` and `adopted`: the state is partly somebody else's."""
+        return self._adoption is not None
+
+    def replica_key(self) -> str:
+        """Names the set of members that hold this same state (hex).
+
+        From names, types and local shapes of the parameters, the coordinates of their shards, which parameters the
+        optimizers hold, the ranks of data-parallel groups, and the role. Not from optimizer state, so that a joiner
+        that has none yet gets the key of its replicas.
+        """
+        self._modules.scan()
+        return self._replica_key()
+
+    def _replica_key(self) -> str:
+        names = self._modules.names()
+        held = [(one.name, [place for place, _ in one.positions(names)]) for one in self._optimizers]
+        parts = (self._role, self._modules.identity(), held, sorted(self._others))
+        return xxhash.xxh3_128_hexdigest(repr(parts).encode())
+
+    def image(self) -> Image:
+        """The state as it is now, to be used while it stands still.
+
+        Raises UnsupportedState naming what cannot be carried.
+        """
+        packed = flatten(self._tree(), canonical=True)
+        tensors = [_readable(tensor) for tensor in packed.tensors]
+        entries = tuple(
+            Entry(path, str(t.dtype)[6:], tuple(t.shape), t.numel() * t.element_size(), t.device.type)
+            for path, t in zip(packed.paths, packed.tensors, strict=True)
+        )
+        manifest = Manifest(entries, packed.data, self._replica_key())
+        return Image(manifest, [memory_of(tensor) for tensor in tensors], keep=tensors)
+
+    def layout(self) -> Manifest:
+        """The manifest of the state as it is now."""
+        return self.image().manifest
+
+    def buffers(self) -> list[memoryview]:
+        """Views on the bytes of every entry, in the order of the manifest; the state keeps the memory alive."""
+        return self.image().buffers
+
+    def digest(self) -> str:
+        """The digest (32 hex digits) of the state as it is now; equal for replicas."""
+        return self.image().digest
+
+    def adopt(self, manifest: Manifest) -> list[memoryview]:
+        """Take the shape of `manifest`; the writable views, in its order, are where the bytes go.
+
+        Raises StateError naming the first thing that does not fit this member. May be called again.
+        """
+        self._modules.scan()
+        adoption = Adoption(manifest, meshes=Meshes(self._modules.parameters.values()))
+        self._check_parts(adoption.tree)
+        adoption.take_parameters(self._modules.parameters)
+        adoption.take_buffers(self._modules.buffers)
+        names = self._modules.names()
+        for one in self._optimizers:
+            one.adopt(adoption.tree["optimizers"][one.name], names, adoption.realize)
+        for part in ("others", "module_extra"):
+            adoption.tree[part] = {n: adoption.realize(v, None, None, n) for n, v in adoption.tree[part].items()}
+        self._adoption = adoption
+        return adoption.buffers()
+
+    def adopted(self) -> None:
+        """The bytes are there: finish with schedulers, scaler, extra objects and staged tensors."""
+        adoption = self._adoption
+        if adoption is None:
+            raise StateError("no state is being taken", remedy="call adopt() first")
+        adoption.finish()
+        for name, other in self._others.items():
+            other.load_state_dict(adoption.tree["others"][name])
+        for name, module in self._modules.extra_states().items():
+            module.set_extra_state(adoption.tree["module_extra"][name])
+        self._adoption = None
+
+    def snapshot(self, *, full: bool = False) -> None:
+        """Remember the start of a step.
+
+        Cheap: buffers, hyper-parameters, scheduler, scaler and extra state, and which gradients were there.
+        `full`: weights, gradients and optimizer state too, needed where one optimizer may have stepped before the
+        step counts.
+        """
+        self._snapshot.take(full=full)
+
+    def restore(self) -> None:
+        """Back to the last snapshot. Gradients that were None become None, others zero (full: their values)."""
+        self._snapshot.restore()
+
+    @property
+    def has_shared_buffers(self) -> bool:
+        """True where `sync_buffers` has something to do; equal on all members."""
+        return bool(self._modules.shared())
+
+    def sync_buffers(self) -> None:
+        """Take the buffers of DDP modules from their rank 0 (a collective; to be called before the agreement).
+
+        DDP does the same at the next forward. Done here, replicas are equal at the step boundary, and what rank 0
+        counted (BatchNorm) does not die with it. Nothing happens without DDP buffers.
+        """
+        for module in self._modules.shared():
+            module._sync_buffers()
+
+    def weights_sha256(self) -> str:
+        """SHA-256 (hex) over names, types, shapes and bytes of all parameters and buffers (local shards)."""
+        self._modules.scan()
+        named: dict[str, torch.Tensor] = {name: local_of(one) for name, one in self._modules.parameters.items()}
+        named.update({buffer.name: buffer.tensor for buffer in self._modules.buffers})
+        hasher = hashlib.sha256()
+        for name in sorted(named):
+            tensor = _readable(named[name])
+            hasher.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+            hasher.update(memory_of(tensor))
+        return hasher.hexdigest()
+
+    def _tree(self) -> dict[str, Any]:
+        """The whole state as one tree."""
+        self._modules.scan()
+        names = self._modules.names()
+        return {
+            "parameters": {name: sharded_of(one) for name, one in self._modules.parameters.items()},
+            "buffers": {buffer.name: sharded_of(buffer.tensor) for buffer in self._modules.buffers},
+            "module_extra": {n: plain_tree(one.get_extra_state()) for n, one in self._modules.extra_states().items()},
+            "optimizers": {one.name: one.tree(names) for one in self._optimizers},
+            "others": {name: plain_tree(other.state_dict()) for name, other in self._others.items()},
+        }
+
+    def _check_parts(self, tree: dict[str, Any]) -> None:
+        """The state must hold the same objects as this member."""
+        for part, own in (
+            ("optimizers", set(self.optimizers)),
+            ("others", set(self._others)),
+            ("module_extra", set(self._modules.extra_states())),
+        ):
+            different = sorted(set(tree.get(part, ())) ^ own)
+            if different:
+                raise StateError(
+                    "the state and this member do not track the same objects",
+                    where=different[0],
+                    remedy="start every member with the same script and arguments",
+                )
+
+
+def _readable(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself where its bytes lie in host memory in order, else a copy that does."""
+    if viewable(tensor):
+        return tensor
+    return tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
