@@ -1,0 +1,156 @@
+"""The report of one run: what was lost, how it was repaired, what was kept. Pure: journal records in, numbers out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from keepstep.records.events import PHASES, DrillRecord, Event, Incident, JobEnded, JobStarted
+
+__all__ = ["IncidentReport", "RunReport", "report_text", "summarise"]
+
+_DRILL_WINDOW_S = 30.0
+"""A drill explains an incident of its rank that begins at most so long after it (a freeze is seen late)."""
+_EARLY_S = 1.0
+"""The onset may be a collective that began before the injection: the lost rank was already awaited."""
+
+
+class IncidentReport(msgspec.Struct, frozen=True):
+    """One incident; phases and `injected` are seconds from the onset, None where not reached or unknown.
+
+    `onset_wall` is the wall-clock time of the onset. `steps_recomputed` counts steps done again, `members_changed`
+    the members replaced, `bytes_moved` the state that went to joiners.
+    """
+
+    kind: str
+    rank: int | None
+    node: str | None
+    onset_wall: float
+    onset: float | None
+    detected: float | None
+    decided: float | None
+    fenced: float | None
+    standby_chosen: float | None
+    warmed: float | None
+    connected: float | None
+    copied: float | None
+    joined: float | None
+    first_valid_step: float | None
+    injected: float | None
+    steps_recomputed: int
+    bytes_moved: int
+    members_changed: int
+    note: str
+
+
+class RunReport(msgspec.Struct, frozen=True):
+    """The whole run. `exit_code` is None where the journal has no end.
+
+    `kept_step_share` is steps kept / (steps kept + steps recomputed). `false_alarm_s` is time lost to incidents that
+    turned out to be none.
+    """
+
+    job: str
+    script: str
+    world: int
+    exit_code: int | None
+    why: str
+    incidents: tuple[IncidentReport, ...]
+    steps_kept: int
+    kept_step_share: float | None
+    weights_sha256: str
+    false_alarm_s: float
+    duration_s: float | None
+
+
+def summarise(events: Iterable[Event]) -> RunReport:
+    """The report of the job whose journal holds `events`, in order. Nothing is read but the records."""
+    started: JobStarted | None = None
+    ended: JobEnded | None = None
+    incidents: list[Incident] = []
+    drills: list[DrillRecord] = []
+    for event in events:
+        match event:
+            case JobStarted():
+                started = started or event
+            case JobEnded():
+                ended = event
+            case Incident():
+                incidents.append(event)
+            case DrillRecord():
+                drills.append(event)
+    reports = tuple(_incident(incident, drills) for incident in incidents)
+    kept = ended.steps_kept if ended else 0
+    computed = kept + sum(report.steps_recomputed for report in reports)
+    return RunReport(
+        job=started.job if started else "",
+        script=started.script if started else "",
+        world=started.world if started else 0,
+        exit_code=ended.exit_code if ended else None,
+        why=ended.why if ended else "the journal has no end: the run was cut off",
+        incidents=reports,
+        steps_kept=kept,
+        kept_step_share=kept / computed if computed else None,
+        weights_sha256=ended.weights_sha256 if ended else "",
+        false_alarm_s=ended.false_alarm_s if ended else 0.0,
+        duration_s=ended.wall - started.wall if started and ended else None,
+    )
+
+
+def _incident(incident: Incident, drills: list[DrillRecord]) -> IncidentReport:
+    """The report of one incident; the drill that caused it is taken out of `drills`."""
+    injected = incident.injected
+    if injected is None and incident.onset_wall:
+        for drill in drills:
+            since = incident.onset_wall - drill.wall
+            if drill.rank == incident.rank and -_EARLY_S <= since <= _DRILL_WINDOW_S:
+                injected = -since
+                drills.remove(drill)
+                break
+    return IncidentReport(
+        kind=incident.kind,
+        rank=incident.rank,
+        node=incident.node,
+        onset_wall=incident.onset_wall,
+        injected=injected,
+        steps_recomputed=incident.steps_recomputed,
+        bytes_moved=incident.bytes_moved,
+        members_changed=incident.members_changed,
+        note=incident.note,
+        **{phase: getattr(incident, phase) for phase in PHASES},
+    )
+
+
+def report_text(report: RunReport) -> str:
+    """The report for people: what was kept, and a time line of every incident in milliseconds from its onset."""
+    lines = [f"job {report.job}: {_ending(report)}"]
+    share = "" if report.kept_step_share is None else f" ({report.kept_step_share:.2%} of the steps computed)"
+    lines.append(f"steps kept {report.steps_kept}{share}, incidents {len(report.incidents)}")
+    if report.weights_sha256:
+        lines.append(f"final weights sha256 {report.weights_sha256}")
+    for number, incident in enumerate(report.incidents, 1):
+        lines += _timeline(number, incident)
+    return "\n".join(lines)
+
+
+def _ending(report: RunReport) -> str:
+    took = "" if report.duration_s is None else f" after {report.duration_s:.1f} s"
+    code = "no exit code" if report.exit_code is None else f"exit code {report.exit_code}"
+    return f"{code}{took}" + (f", {report.why}" if report.why else "")
+
+
+def _timeline(number: int, incident: IncidentReport) -> list[str]:
+    where = f"rank {incident.rank}" + (f" on {incident.node}" if incident.node else "")
+    phases = [(phase, getattr(incident, phase)) for phase in PHASES] + [("injected", incident.injected)]
+    reached = sorted(((at, phase) for phase, at in phases if at is not None), key=lambda item: item[0])
+    lines = [f"incident {number}: {incident.kind}, {where}", f"  {'phase':<18}{'ms':>10}{'+ms':>10}"]
+    before = reached[0][0] if reached else 0.0
+    for at, phase in reached:
+        lines.append(f"  {phase:<18}{at * 1e3:>10.1f}{(at - before) * 1e3:>10.1f}")
+        before = at
+    lines.append(
+        f"  steps recomputed {incident.steps_recomputed}, bytes moved {incident.bytes_moved}, "
+        f"members changed {incident.members_changed}"
+    )
+    return lines + ([f"  {incident.note}"] if incident.note else [])

@@ -1,0 +1,222 @@
+"""The agent of one node: starts, watches and ends processes, and passes facts up and orders down. Decides nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from keepstep.errors import EnvironmentProblem, RecordError
+from keepstep.records.messages import (
+    Checkpoints,
+    Drill,
+    Fact,
+    Fetched,
+    FetchFailed,
+    Finished,
+    FirstStep,
+    Hello,
+    KillMember,
+    MemberExited,
+    MemberStarted,
+    MemberStopped,
+    Order,
+    Parked,
+    PeerLostReport,
+    Ready,
+    Settled,
+    StartFailed,
+    StartMember,
+    Welcome,
+)
+from keepstep.service.clock import Clock
+from keepstep.service.drill_watch import DrillWatch
+from keepstep.service.environment import training_environment
+from keepstep.service.member_process import MemberProcess
+from keepstep.service.output import Console
+from keepstep.service.ports import free_port
+from keepstep.service.processes import start_process
+from keepstep.service.ring_archive import RingArchive
+from keepstep.service.ring_memory import RingMemory
+from keepstep.service.settings import Settings
+from keepstep.store.wire_server import AgentWire, WireServer, serve
+
+__all__ = ["Agent", "AgentPlan"]
+
+_log = logging.getLogger(__name__)
+_POLL_S = 0.1
+_SAID_BY_MEMBERS = (
+    Hello | PeerLostReport | Parked | Settled | Ready | Fetched | FetchFailed | Checkpoints | FirstStep | Finished
+)
+
+
+class AgentPlan(msgspec.Struct, frozen=True):
+    """What one agent is to run: `script` with `arguments` for `job` on `node`, its files under `directory`."""
+
+    job: str
+    node: str
+    script: str
+    arguments: tuple[str, ...]
+    directory: Path
+
+
+class Agent:
+    """Runs in the main thread's event loop. Call `open()`, feed `obey()`, and always `close()`."""
+
+    def __init__(
+        self,
+        plan: AgentPlan,
+        upward: Callable[[str, Fact], None],
+        *,
+        settings: Settings,
+        clock: Clock,
+        console: Console,
+    ) -> None:
+        """`upward(member, fact)` takes facts to the controller; member is empty when the agent itself speaks."""
+        self.members: dict[str, MemberProcess] = {}
+        self._plan = plan
+        self._upward = upward
+        self._settings = settings
+        self._clock = clock
+        self._console = console
+        self._server: WireServer | None = None
+        self._poller: asyncio.Task[None] | None = None
+        self._ends: set[asyncio.Task[None]] = set()
+        self._ports: dict[int, int] = {}
+        self._archive = RingArchive(plan.directory / "incidents", clock=clock)
+        self._drills = DrillWatch(self.members.values, clock=clock, report=lambda fact: upward("", fact))
+
+    async def open(self) -> None:
+        """Listen for members and start watching. Raises EnvironmentProblem where the socket cannot be had."""
+        self._server = await serve(f"keepstep-{self._plan.job}-{secrets.token_hex(8)}", self._on_connect)
+        self._poller = asyncio.create_task(self._watch_frozen())
+
+    def obey(self, member: str, order: Order) -> None:
+        """Carry out an order for `member`, or for the agent itself where `member` is empty."""
+        match order:
+            case StartMember():
+                self._start(order)
+            case KillMember():
+                self._end(order.member, order.grace_s)
+            case Drill():
+                self._drills.arm(order)
+            case _:
+                self._forward(member, order)
+
+    async def close(self, grace_s: float = 0.0) -> None:
+        """End every process still there (SIGTERM, SIGKILL after `grace_s`) and close everything."""
+        self._drills.close()
+        for name in tuple(self.members):
+            self._end(name, grace_s)
+        while self._ends:
+            await asyncio.wait(self._ends)
+        if self._poller is not None:
+            self._poller.cancel()
+        if self._server is not None:
+            await self._server.close()
+        self._archive.close()
+
+    def steps(self) -> dict[int, int]:
+        """The step every rank of this node is in."""
+        return {m.rank: m.ring.step() for m in self.members.values() if m.rank >= 0}
+
+    def _start(self, order: StartMember) -> None:
+        try:
+            ring = RingMemory(order.member, slots=self._settings.ring_slots)
+            process = start_process(self._command(order.rank), self._environment(order))
+        except (OSError, EnvironmentProblem) as error:
+            self._upward("", StartFailed(order.member, order.rank, str(error)))
+            return
+        member = MemberProcess(order.member, order.rank, process=process, ring=ring)
+        self.members[order.member] = member
+        member.capture(self._plan.directory / "logs", self._console)
+        process.watch(lambda: self._on_exit(member))
+        self._upward("", MemberStarted(order.member, order.rank, self._plan.node, process.pid))
+
+    def _command(self, rank: int) -> list[str]:
+        prefix = [sys.executable] if rank >= 0 else [sys.executable, "-m", "keepstep.training.standby"]
+        return [*prefix, self._plan.script, *self._plan.arguments]
+
+    def _environment(self, order: StartMember) -> dict[str, str]:
+        alone = order.environment.get("GROUP_WORLD_SIZE") == "1"
+        if alone and order.attempt not in self._ports:
+            self._ports[order.attempt] = free_port()
+        assert self._server is not None
+        return training_environment(
+            os.environ,
+            order.environment,
+            run_id=self._plan.job,
+            agent=self._server.name,
+            master_port=self._ports[order.attempt] if alone else None,
+        )
+
+    def _end(self, name: str, grace_s: float) -> None:
+        member = self.members.get(name)
+        if member is None:
+            return
+        member.ended_by_order = True
+        task = asyncio.get_running_loop().create_task(member.process.end(grace_s))
+        self._ends.add(task)
+        task.add_done_callback(self._ends.discard)
+
+    def _forward(self, name: str, order: Order) -> None:
+        member = self.members.get(name)
+        if member is None:
+            return
+        if isinstance(order, Welcome):
+            member.rank = order.rank
+        member.tell(order)
+
+    def _on_exit(self, member: MemberProcess) -> None:
+        del self.members[member.name]
+        rings = {m.name: m.ring for m in (*self.members.values(), member)}
+        private, onset = self._archive.last_words(member.name, rings)
+        process = member.process
+        fact = MemberExited(
+            member.name, member.rank, process.code, process.signal, private, onset, protected=member.protected
+        )
+        self._upward(member.name, fact)
+        if process.code and not member.ended_by_order and member.protected:
+            self._archive.save(rings)
+        member.drain()
+        member.ring.close()
+
+    async def _on_connect(self, peer: AgentWire) -> None:
+        member = next((m for m in self.members.values() if m.process.pid == peer.pid), None)
+        if member is None:
+            _log.warning("refused a connection from process %d, which is no member", peer.pid)
+            return
+        peer.post_descriptor(member.ring.descriptor)
+        member.wire = peer
+        while True:
+            try:
+                message = await peer.receive()
+            except RecordError as error:
+                _log.error("member %s spoke nonsense: %s", member.name, error)
+                return
+            if not isinstance(message, _SAID_BY_MEMBERS):
+                _log.error("member %s may not say %s", member.name, type(message).__name__)
+                return
+            member.protected = member.protected or isinstance(message, Hello)
+            self._upward(member.name, message)
+
+    async def _watch_frozen(self) -> None:
+        while True:
+            await asyncio.sleep(_POLL_S)
+            now = self._clock.wall()
+            for member in tuple(self.members.values()):
+                since = member.newly_frozen(now, after_s=self._settings.frozen_s)
+                if since is not None and not member.ended_by_order:
+                    self._report_frozen(member, since)
+
+    def _report_frozen(self, member: MemberProcess, since: float) -> None:
+        rings = {m.name: m.ring for m in self.members.values()}
+        private, onset = self._archive.last_words(member.name, rings)
+        self._upward(member.name, MemberStopped(member.name, member.rank, since, private, onset))
+        self._archive.save(rings)

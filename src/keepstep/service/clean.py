@@ -1,0 +1,72 @@
+"""Retention: which run directories go, and their removal."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from keepstep.errors import EnvironmentProblem, UsageError
+from keepstep.service.run_directory import RUN_FILE, is_running, read_run
+
+__all__ = ["FoundRun", "chosen_for_removal", "remove_old_runs"]
+
+
+class FoundRun(msgspec.Struct, frozen=True):
+    """A run on disk; `created` in wall-clock seconds, `size` in bytes."""
+
+    path: Path
+    created: float
+    size: int
+    running: bool
+
+
+def chosen_for_removal(runs: Sequence[FoundRun], *, keep: int, max_bytes: int | None) -> list[FoundRun]:
+    """The runs that go, oldest first: all but the `keep` newest, then more until at most `max_bytes` stay."""
+    newest_first = sorted(runs, key=lambda run: run.created, reverse=True)
+    left = sum(run.size for run in runs)
+    chosen: list[FoundRun] = []
+    for number in range(len(newest_first) - 1, -1, -1):
+        run = newest_first[number]
+        if not run.running and (number >= keep or (max_bytes is not None and left > max_bytes)):
+            chosen.append(run)
+            left -= run.size
+    return chosen
+
+
+def remove_old_runs(run_root: Path, *, keep: int, max_bytes: int | None) -> list[Path]:
+    """Remove runs under `run_root`; the paths removed. Raises UsageError, and EnvironmentProblem if one cannot go."""
+    if not run_root.is_dir():
+        raise UsageError("no such directory", where=str(run_root), remedy="give --run-root DIR")
+    removed: list[Path] = []
+    for run in chosen_for_removal(_runs(run_root), keep=keep, max_bytes=max_bytes):
+        try:
+            shutil.rmtree(run.path)
+        except OSError as error:
+            raise EnvironmentProblem(f"cannot remove: {error.strerror}", where=str(run.path)) from error
+        removed.append(run.path)
+    return removed
+
+
+def _runs(run_root: Path) -> list[FoundRun]:
+    """Every real directory (no link) directly under `run_root` with a readable run.json."""
+    found: list[FoundRun] = []
+    for path in sorted(run_root.iterdir()):
+        if path.is_dir() and not path.is_symlink() and (path / RUN_FILE).is_file():
+            with contextlib.suppress(UsageError):
+                found.append(FoundRun(path, read_run(path).created, _size(path), is_running(path)))
+    return found
+
+
+def _size(directory: Path) -> int:
+    """Bytes that the files of `directory` take on the disk."""
+    total = 0
+    for root, _, names in os.walk(directory):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(root, name)).st_blocks * 512
+    return total

@@ -1,0 +1,90 @@
+"""The socket a run listens on for people's requests (drills), and its client. One JSON line each way."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from keepstep.errors import EnvironmentProblem, KeepstepError, UsageError
+from keepstep.service.run_directory import is_running, read_run
+
+__all__ = ["DrillRequest", "ask_drill", "serve_control"]
+
+_MAX_LINE_BYTES = 4096
+_CLIENT_S = 5.0
+_CREDENTIALS = struct.Struct("3i")
+
+
+class DrillRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Inject `fault` into `rank` at `step` (-1: now)."""
+
+    fault: str
+    rank: int
+    step: int
+
+
+async def serve_control(name: str, drill: Callable[[str, int, int], str]) -> asyncio.Server:
+    """Answer requests on the abstract socket `name`; `drill(fault, rank, step)` says what will happen or raises."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, TimeoutError, ValueError):
+            if _same_user(writer.get_extra_info("socket")):
+                line = await asyncio.wait_for(reader.readline(), _CLIENT_S)
+                writer.write(json.dumps(_reply(line, drill)).encode() + b"\n")
+                await writer.drain()
+        writer.close()
+
+    try:
+        return await asyncio.start_unix_server(answer, path="\0" + name, limit=_MAX_LINE_BYTES)
+    except OSError as error:
+        raise EnvironmentProblem(f"cannot listen for drills: {error.strerror}", where=name) from error
+
+
+def ask_drill(directory: Path, request: DrillRequest) -> str:
+    """Have the run in `directory` inject a fault; returns what it answers. Raises UsageError if it is over."""
+    facts = read_run(directory)
+    if not 0 <= request.rank < facts.world:
+        raise UsageError(
+            f"no rank {request.rank} in a job of {facts.world}", remedy=f"ranks are 0 to {facts.world - 1}"
+        )
+    over = UsageError(
+        f"run {facts.job} is over", where=str(directory), remedy="a drill needs a running job; see `keepstep report`"
+    )
+    if not is_running(directory):
+        raise over
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(_CLIENT_S)
+            connection.connect("\0" + facts.control)
+            connection.sendall(msgspec.json.encode(request) + b"\n")
+            with connection.makefile("rb") as file:
+                reply = json.loads(file.readline(_MAX_LINE_BYTES))
+    except (OSError, ValueError) as error:
+        raise over from error
+    if not reply.get("ok"):
+        raise UsageError(str(reply.get("say", "refused")), where=str(directory))
+    return str(reply.get("say", ""))
+
+
+def _reply(line: bytes, drill: Callable[[str, int, int], str]) -> dict[str, Any]:
+    try:
+        request = msgspec.json.decode(line, type=DrillRequest)
+        return {"ok": True, "say": drill(request.fault, request.rank, request.step)}
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        return {"ok": False, "say": f"not a request: {error}"}
+    except KeepstepError as error:
+        return {"ok": False, "say": str(error)}
+
+
+def _same_user(connection: socket.socket) -> bool:
+    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return bool(_CREDENTIALS.unpack(data)[1] in (os.getuid(), 0))

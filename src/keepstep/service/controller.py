@@ -1,0 +1,138 @@
+"""The thin shell around the job machine: facts in, journal, orders out. All deciding is in `control.job.decide`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+
+from keepstep.control.job import decide, new_job
+from keepstep.control.job_state import Decision, Directed, Event, JobSpec, StopRequest, Tick
+from keepstep.control.roster import by_rank
+from keepstep.errors import UsageError
+from keepstep.records.events import DrillRecord, FactRecord, OrderRecord
+from keepstep.records.messages import Drill, Drilled, Fact, StartMember
+from keepstep.service.clock import Clock
+from keepstep.service.keeper import Keeper
+
+__all__ = ["FAULTS", "TICK_S", "JobShell"]
+
+TICK_S = 0.1
+FAULTS = ("kill", "freeze")
+_log = logging.getLogger(__name__)
+
+
+class JobShell:
+    """One job. `done` is set when everything has ended; then `state.exit_code` is the job's."""
+
+    def __init__(
+        self, spec: JobSpec, send: Callable[[Directed], None], *, keeper: Keeper, clock: Clock, epoch: int = 1
+    ) -> None:
+        """`send` delivers an order to an agent (and through it to a member) without waiting."""
+        self.state = new_job(spec, epoch)
+        self.done = asyncio.Event()
+        self._send = send
+        self._keeper = keeper
+        self._clock = clock
+        self._waiting: deque[Event] = deque()
+        self._busy = False
+        self._asked: dict[tuple[str, int], int] = {}
+
+    def feed(self, node: str, member: str, fact: Fact | Tick | StopRequest) -> None:
+        """Take one fact. Facts that orders lead to at once (an embedded agent answers directly) wait their turn."""
+        if isinstance(fact, Drilled):
+            self._note_drill(node, fact)
+            return
+        self._waiting.append(Event(node, member, fact))
+        if self._busy:
+            return
+        self._busy = True
+        try:
+            while self._waiting:
+                self._turn(self._waiting.popleft())
+        finally:
+            self._busy = False
+
+    def drill(self, fault: str, rank: int, step: int) -> str:
+        """Order a fault for `rank` at `step` (-1: now); returns what will happen. Raises UsageError for nonsense."""
+        world = self.state.spec.world
+        if fault not in FAULTS:
+            raise UsageError(f"no such drill: {fault}", remedy=f"one of {', '.join(FAULTS)}")
+        if not 0 <= rank < world:
+            raise UsageError(f"no rank {rank} in a job of {world}", remedy=f"ranks are 0 to {world - 1}")
+        if step < -1:
+            raise UsageError(f"no step {step}", remedy="steps count from 0")
+        if self.state.exit_code is not None or self.done.is_set():
+            raise UsageError("the job is ending", remedy="drills need a running job")
+        holder = by_rank(self.state.members).get(rank)
+        if holder is None:
+            raise UsageError(f"nobody holds rank {rank} at the moment", remedy="try again in a moment")
+        self._asked[(fault, rank)] = step
+        order = Drill(self.state.epoch, fault, rank, step)
+        directed = Directed(holder.node, "", order, "a person asked for it")
+        self._keeper.keep(self._order_record(directed, self._clock.wall()), durable=True)
+        self._send(directed)
+        return f"{fault} of rank {rank} " + ("now" if step < 0 else f"when it reaches step {step}")
+
+    async def tick(self) -> None:
+        """Tell the machine that time passes, until the job is done."""
+        while not self.done.is_set():
+            self.feed("", "", Tick())
+            await asyncio.sleep(TICK_S)
+
+    def _turn(self, event: Event) -> None:
+        now = self._clock.wall()
+        if not isinstance(event.fact, Tick | StopRequest):
+            self._keeper.keep(
+                FactRecord(
+                    job=self.state.spec.job,
+                    node=event.source_node,
+                    member=event.source_member,
+                    wall=now,
+                    fact=event.fact,
+                )
+            )
+        decision = decide(self.state, event, now)
+        self.state = decision.state
+        self._record(decision, now)
+        for directed in decision.orders:
+            self._send(directed)
+        if decision.reason:
+            quiet = decision.orders and all(isinstance(d.order, StartMember) for d in decision.orders)
+            _log.log(logging.DEBUG if quiet else logging.INFO, "%s", decision.reason)
+        if self.state.phase == "done":
+            self.done.set()
+
+    def _record(self, decision: Decision, now: float) -> None:
+        """Journal what was decided; on the disk before any order of it goes out."""
+        orders = [self._order_record(directed, now) for directed in decision.orders]
+        events = (*decision.findings, *decision.incidents, *orders)
+        for number, event in enumerate(events, 1):
+            self._keeper.keep(event, durable=number == len(events))
+
+    def _order_record(self, directed: Directed, now: float) -> OrderRecord:
+        return OrderRecord(
+            job=self.state.spec.job,
+            attempt=self.state.attempt,
+            generation=self.state.generation,
+            node=directed.node,
+            wall=now,
+            order=directed.order,
+            epoch=directed.order.epoch,
+            target=directed.member or directed.node,
+            reason=directed.reason,
+        )
+
+    def _note_drill(self, node: str, fact: Drilled) -> None:
+        record = DrillRecord(
+            job=self.state.spec.job,
+            node=node,
+            rank=fact.rank,
+            step=fact.step,
+            wall=fact.at,
+            fault=fact.fault,
+            requested_step=self._asked.get((fact.fault, fact.rank)),
+        )
+        self._keeper.keep(record, durable=True)
+        _log.info("drill: %s of rank %d in step %d", fact.fault, fact.rank, fact.step)

@@ -1,0 +1,84 @@
+"""One training process as its agent knows it: process, pipes, recorder ring, wire, and whether it is frozen."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from pathlib import Path
+
+from keepstep.errors import PeerLost, TransportError
+from keepstep.records.messages import Order
+from keepstep.service.output import Console, LogFile, PipeReader
+from keepstep.service.processes import ChildProcess, frozen
+from keepstep.service.ring_memory import RingMemory
+from keepstep.store.wire_server import AgentWire
+
+__all__ = ["MemberProcess", "loss_in"]
+
+_LOSS = re.compile(rb"\bloss\b[\s=:]+(-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)", re.IGNORECASE)
+
+
+def loss_in(line: bytes) -> float | None:
+    """The number after the word loss in a printed line, for the progress line; None if there is none."""
+    found = _LOSS.search(line[:512])
+    return float(found.group(1)) if found else None
+
+
+class MemberProcess:
+    """State of one process. `protected` is true once it said Hello; `rank` is -1 while it has no role."""
+
+    def __init__(self, name: str, rank: int, *, process: ChildProcess, ring: RingMemory) -> None:
+        """Wraps a process that has just been started."""
+        self.name = name
+        self.rank = rank
+        self.process = process
+        self.ring = ring
+        self.wire: AgentWire | None = None
+        self.protected = False
+        self.ended_by_order = False
+        self.loss: float | None = None
+        self._frozen_since: float | None = None
+        self._frozen_reported = False
+        self._readers: list[PipeReader] = []
+        self._log: LogFile | None = None
+
+    def capture(self, logs: Path, console: Console) -> None:
+        """Keep what the process prints in `logs` and echo it with the rank in front."""
+
+        def trouble(text: str) -> None:
+            console.say(f"keepstep: {text} -> its output is shown here only; free space", error=True)
+
+        self._log = LogFile(logs / f"{self.name}.log", on_trouble=trouble)
+
+        def echo(line: bytes, error: bool) -> None:
+            label = f"rank {self.rank}" if self.rank >= 0 else "standby"
+            self.loss = self.loss if (loss := loss_in(line)) is None else loss
+            console.say(f"[{label}] {line.decode(errors='replace')}", error=error)
+
+        for pipe, error in ((self.process.stdout, False), (self.process.stderr, True)):
+            if pipe is not None:
+                self._readers.append(PipeReader(pipe, self._log.write, lambda line, error=error: echo(line, error)))
+
+    def tell(self, order: Order) -> None:
+        """Send an order; a process that is gone or does not read is noticed elsewhere."""
+        if self.wire is not None:
+            with contextlib.suppress(PeerLost, TransportError):
+                self.wire.post(order)
+
+    def newly_frozen(self, now: float, *, after_s: float) -> float | None:
+        """The time since when it is stopped, once, when that is at least `after_s` seconds ago. `now` is wall time."""
+        if not frozen(self.process.pid):
+            self._frozen_since, self._frozen_reported = None, False
+            return None
+        self._frozen_since = self._frozen_since or now
+        if self._frozen_reported or now - self._frozen_since < after_s:
+            return None
+        self._frozen_reported = True
+        return self._frozen_since
+
+    def drain(self) -> None:
+        """Read what the process printed last and close its pipes and log."""
+        for reader in self._readers:
+            reader.drain()
+        if self._log is not None:
+            self._log.close()

@@ -1,0 +1,149 @@
+"""The run directory: one job, one writer, never mixed."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from pathlib import Path
+
+import msgspec
+
+from keepstep.errors import EnvironmentProblem, KeepstepError, UsageError
+
+__all__ = ["REPORT_FILE", "RUN_FILE", "RunDirectory", "RunFacts", "is_running", "read_run"]
+
+RUN_FILE = "run.json"
+REPORT_FILE = "report.json"
+_LOCK_FILE = "run.lock"
+_MAX_RUN_FILE_BYTES = 1024 * 1024
+
+
+class RunFacts(msgspec.Struct, frozen=True):
+    """The contents of run.json. `control` is the abstract socket drills talk to, `created` wall-clock seconds."""
+
+    job: str
+    script: str
+    arguments: tuple[str, ...]
+    world: int
+    standbys: int
+    nodes: int
+    keepstep_version: str
+    python_version: str
+    torch_version: str
+    created: float
+    pid: int
+    control: str
+
+
+class RunDirectory:
+    """A directory this process holds for one job until `close()`."""
+
+    def __init__(self, path: Path, *, reserve_bytes: int) -> None:
+        """Make and lock `path`. Raises UsageError if it holds something, EnvironmentProblem if it cannot be written."""
+        self.path = path
+        self.logs = path / "logs"
+        self._lock = _take(path)
+        try:
+            _refuse_other_contents(path)
+            free = shutil.disk_usage(path).free
+            if free < reserve_bytes:
+                raise EnvironmentProblem(
+                    f"disk is full: {free >> 20} MiB free, {reserve_bytes >> 20} MiB wanted",
+                    where=str(path),
+                    remedy="free space, choose another --run, or set reserve_bytes lower",
+                )
+            self.logs.mkdir()
+        except OSError as error:
+            self.close()
+            raise _unwritable(path, error) from error
+        except KeepstepError:
+            self.close()
+            raise
+
+    def publish(self, facts: RunFacts) -> None:
+        """Write run.json; from now on others find the run. Raises EnvironmentProblem."""
+        self.write(RUN_FILE, msgspec.json.format(msgspec.json.encode(facts), indent=2) + b"\n")
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a file of the run whole or not at all. Raises EnvironmentProblem."""
+        target = self.path / name
+        part = target.with_suffix(".part")
+        try:
+            with open(part, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part, target)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                part.unlink()
+            raise _unwritable(target, error) from error
+
+    def close(self) -> None:
+        """Let go of the directory."""
+        os.close(self._lock)
+
+
+def read_run(path: Path) -> RunFacts:
+    """What run.json of `path` says. Raises UsageError where there is no run."""
+    file = path / RUN_FILE
+    try:
+        if file.stat().st_size > _MAX_RUN_FILE_BYTES:
+            raise UsageError("run.json is too large to be one", where=str(file))
+        return msgspec.json.decode(file.read_bytes(), type=RunFacts)
+    except OSError as error:
+        raise UsageError(
+            "not a run directory", where=str(path), remedy="give the DIR that `keepstep run` printed"
+        ) from error
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise UsageError(f"run.json is damaged: {error}", where=str(file)) from error
+
+
+def is_running(path: Path) -> bool:
+    """Whether a process holds the directory now."""
+    try:
+        lock = os.open(path / _LOCK_FILE, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
+def _take(path: Path) -> int:
+    """Make the directory and lock it; the descriptor holds the lock."""
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = os.open(path / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(lock)
+        raise UsageError("another run is going on in this directory", where=str(path), remedy=_OTHER) from error
+    return lock
+
+
+def _refuse_other_contents(path: Path) -> None:
+    found = sorted(entry.name for entry in path.iterdir() if entry.name != _LOCK_FILE)
+    if RUN_FILE in found:
+        state = "finished" if REPORT_FILE in found else "ended without a report"
+        raise UsageError(f"directory holds job {read_run(path).job}, which has {state}", where=str(path), remedy=_OTHER)
+    if found:
+        raise UsageError(f"directory is not empty and holds no run: {found[0]}", where=str(path), remedy=_OTHER)
+
+
+def _unwritable(path: Path, error: OSError) -> EnvironmentProblem:
+    return EnvironmentProblem(
+        f"cannot write: {error.strerror}", where=str(path), remedy="free space or choose another --run"
+    )
+
+
+_OTHER = "runs are never mixed: give another --run DIR"

@@ -1,0 +1,78 @@
+"""Settings: one TOML file, few keys, each validated once.
+
+Precedence, the first that names a key wins: command line, the file given with `--settings`, `./keepstep.toml`, the
+defaults below. No environment variable is read.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from keepstep.errors import UsageError
+
+__all__ = ["DEFAULT_FILE", "Settings", "load_settings"]
+
+DEFAULT_FILE = Path("keepstep.toml")
+
+_MAX_FILE_BYTES = 1024 * 1024
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+_Positive = Annotated[int, msgspec.Meta(ge=1)]
+_Seconds = Annotated[float, msgspec.Meta(gt=0)]
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All settings of a run; `docs/cli.md` says what each one costs."""
+
+    nproc_per_node: _Positive = 1
+    standby: _Count = 0
+    max_restarts: _Count = 3
+    run_root: str = "keepstep-runs"
+    grace_s: _Seconds = 5.0
+    patience_s: _Seconds = 60.0
+    frozen_s: _Seconds = 0.3
+    ring_slots: Annotated[int, msgspec.Meta(ge=1024, le=1 << 22)] = 16384
+    reserve_bytes: _Count = 64 * 1024 * 1024
+    keep_runs: _Count = 20
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    token_file: str = ""
+
+
+def load_settings(file: Path | None, *, overrides: dict[str, Any], default: Path = DEFAULT_FILE) -> Settings:
+    """Settings from the defaults, `default` (when it exists), `file` and `overrides`, later ones winning.
+
+    An override of None means that the command line does not name the key. Raises UsageError for a file that cannot
+    be read, an unknown key or a value of the wrong type or range.
+    """
+    merged: dict[str, Any] = {}
+    for path in (default if default.is_file() else None, file):
+        if path is not None:
+            merged |= _read(path)
+    merged |= {key: value for key, value in overrides.items() if value is not None}
+    return _checked(merged, where="the command line")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The keys of one settings file, checked on their own so that an error names the file."""
+    try:
+        if path.stat().st_size > _MAX_FILE_BYTES:
+            raise UsageError("settings file is too large", where=str(path), remedy="a settings file is a few lines")
+        found = msgspec.toml.decode(path.read_bytes())
+    except OSError as error:
+        raise UsageError(f"cannot read settings: {error.strerror}", where=str(path)) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"settings are not TOML: {error}", where=str(path)) from error
+    if not isinstance(found, dict):
+        raise UsageError("settings are not a table", where=str(path))
+    _checked(found, where=str(path))
+    return found
+
+
+def _checked(found: dict[str, Any], *, where: str) -> Settings:
+    try:
+        return msgspec.convert(found, Settings)
+    except msgspec.ValidationError as error:
+        known = ", ".join(Settings.__struct_fields__)
+        raise UsageError(f"bad setting: {error}", where=where, remedy=f"known keys: {known}") from error
