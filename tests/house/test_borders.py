@@ -16,7 +16,7 @@ READS_CLOCK = re.compile(
     r"|(^|\.)(datetime|date)\.(now|utcnow|today)$|loop(\(\))?\.time$"
 )
 READS_CLOCK_IN_C = re.compile(r"\b(clock_gettime|gettimeofday|timespec_get|clock|time|__rdtsc|ftime)\s*\(")
-OWN_VARIABLE = re.compile(r"KEEPSTEP_[A-Z0-9_]+")
+OWN_VARIABLE = re.compile(r"[\"'](KEEPSTEP_[A-Z0-9_]+)[\"']")
 OWN_VARIABLES = 3
 
 

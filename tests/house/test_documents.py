@@ -151,9 +151,7 @@ def test_guarantees_are_numbered_from_one():
 
 
 def test_every_guarantee_is_cited_by_a_test():
-    cited = set().union(
-        *(numbers(path.read_text()) for path in python_files("tests") if path.name.startswith("test_"))
-    )
+    cited = set().union(*(numbers(path.read_text()) for path in python_files("tests") if path.name.startswith("test_")))
     assert {f"G-{number}" for number in set(stated()) - cited} == set(), "no test cites these"
     assert {f"G-{number}" for number in cited - set(stated())} == set(), "no such guarantee"
 
