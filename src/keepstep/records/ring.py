@@ -189,7 +189,7 @@ def read_header(buffer: Buffer) -> RingHeader:
         )
     if slot_bytes != SLOT_BYTES or not 0 < capacity <= _MAX_CAPACITY or len(buffer) < ring_bytes(capacity):
         raise RecordError(f"recorder ring with {capacity} slots of {slot_bytes} bytes in {len(buffer)} bytes")
-    return RingHeader(*fields[3:-1], member=_text(fields[-1]), groups=tuple(_groups(buffer)))
+    return RingHeader(*(*fields[3:-1], _text(fields[-1]), tuple(_groups(buffer))))
 
 
 def decode_ring(buffer: Buffer, *, newest: int | None = None) -> Ring:
