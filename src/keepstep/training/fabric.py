@@ -1,0 +1,342 @@
+"""One member's connection to all others: listeners, links, watch links, and the mode its collectives run in.
+
+LIVE: collectives run over links. POISONED: a loss was seen or told; pending and later collectives complete at once
+with unspecified data until `install`. LOCAL: a joiner runs its set-up; collectives are answered by itself.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from keepstep.errors import Fenced, MembershipError, PeerLost, TransportError
+from keepstep.records.messages import Address
+from keepstep.training.authentication import Greeting, Verdict, greet
+from keepstep.training.directory import Directory
+from keepstep.training.doors import Doors, connect_address
+from keepstep.training.links import Channel, Identity, Links
+from keepstep.training.plane import Call, Domain, Element, Lane, Op, Plane, Reduction, Status
+from keepstep.training.watch import News, Watch, watch_peers
+
+__all__ = ["Fabric", "Mode", "Place", "connect_fabric", "current_fabric"]
+
+AGREEMENT_GROUP = "keepstep.agreement"
+_DIAL_TIMEOUT_S = 60.0
+_FAREWELL_GRACE_S = 0.2
+
+
+class Mode(Enum):
+    """How collectives are carried out; see the module."""
+
+    LIVE = "live"
+    POISONED = "poisoned"
+    LOCAL = "local"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Global `rank` of this member in a world of `world`, in `generation`. `ranks` where they are not 0..world-1."""
+
+    rank: int
+    world: int
+    generation: int
+    ranks: tuple[int, ...] = ()
+
+
+class Fabric:
+    """One per process. `protected` says that somebody replaces lost members: then nothing ever raises for a loss.
+
+    `on_loss` (may be set later) is called with the global rank of a lost member, at most once per generation and
+    rank, from a thread of the fabric; -1 means that this member itself was refused by the others.
+    """
+
+    def __init__(
+        self,
+        doors: Doors,
+        place: Place,
+        *,
+        secret: bytes,
+        directory: Directory,
+        protected: bool,
+        on_loss: Callable[[int], None] | None = None,
+    ) -> None:
+        self.rank, self.world = place.rank, place.world
+        self.ranks = place.ranks or tuple(range(place.world))
+        self.address = doors.address
+        self.directory = directory
+        self.protected = protected
+        self.on_loss = on_loss
+        self._doors, self._secret = doors, secret
+        self._lock = threading.RLock()
+        self._local = False
+        self._closed = False
+        self._lost: set[int] = set()
+        self._left: set[int] = set()
+        self._early: set[tuple[int, int]] = set()
+        self._served: dict[str, Callable[[socket.socket], None]] = {}
+        self._domain = Domain(protected=protected)
+        self._domain.install(place.generation)
+        identity = Identity(doors.address, place.rank, secret)
+        self._links = Links(self._domain, identity, directory=directory, lost=self._gone)
+        self._watch = Watch(self._domain, self)
+        doors.open(self, secret)
+
+    # ------------------------------------------------------------------ what others ask
+
+    @property
+    def mode(self) -> Mode:
+        """How collectives are carried out now."""
+        if self._local:
+            return Mode.LOCAL
+        return Mode.POISONED if self._domain.poisoned else Mode.LIVE
+
+    @property
+    def generation(self) -> int:
+        """The installed generation."""
+        return self._domain.generation
+
+    @property
+    def lost(self) -> frozenset[int]:
+        """Global ranks known to be lost in this generation."""
+        with self._lock:
+            return frozenset(self._lost)
+
+    @property
+    def left(self) -> frozenset[int]:
+        """Global ranks that left in good order."""
+        with self._lock:
+            return frozenset(self._left)
+
+    @property
+    def recording(self) -> bool:
+        """Whether the recorder writes."""
+        return self._domain.recording
+
+    @recording.setter
+    def recording(self, on: bool) -> None:
+        self._domain.recording = on
+
+    def record_into(self, base_address: int, size: int) -> None:
+        """Gives the recorder its ring of `size` bytes."""
+        self._domain.record_into(base_address, size)
+
+    def set_step(self, step: int) -> None:
+        """The step that records carry from now on."""
+        self._domain.set_step(step)
+
+    def channel(self, group: str, lane: Lane, ranks: tuple[int, ...]) -> Channel:
+        """The plane of one lane of a group of global `ranks`, with its links."""
+        return self._links.channel(group, lane, ranks)
+
+    def close_group(self, group: str) -> None:
+        """Ends a group: its pending collectives end at once, its links are closed."""
+        self._links.close_group(group)
+
+    def inodes(self) -> dict[tuple[str, int, int], int]:
+        """Socket inodes of all links by (group, lane, rank); watch links have the group "watch" and lane -1."""
+        watched = {("watch", -1, rank): inode for rank, inode in self._watch.inodes().items()}
+        return {**self._links.inodes(), **watched}
+
+    # ------------------------------------------------------------------ modes
+
+    def go_local(self) -> None:
+        """Answers collectives locally from now on, until `install`."""
+        self._local = True
+
+    def start_watch(self) -> None:
+        """Dials the watch links that are missing; returns at once. `install` does it, too."""
+        with self._lock:
+            linked = self._watch.linked()
+            wanted = [rank for rank in watch_peers(self.rank, self.ranks) if rank > self.rank and rank not in linked]
+            generation = self.generation
+        if wanted and not self._closed:
+            target = self._dial_watch
+            threading.Thread(target=target, args=(wanted, generation), name="keepstep-dial", daemon=True).start()
+
+    def poison(self) -> None:
+        """Ends all pending collectives and lets later ones end at once; any thread, idempotent."""
+        self._domain.poison()
+        self._links.interrupt()
+
+    def install(self, generation: int, roster: Mapping[int, Address]) -> None:
+        """Takes `roster` in `generation`: links to changed members go, all others stay; the mode becomes LIVE.
+
+        To be called while no collective runs. A loss of this generation that others told already poisons at once.
+        """
+        with self._lock:
+            changed = self.directory.replace(roster) - {self.rank}
+            self._lost.clear()
+            self._links.resume(changed)
+            self._watch.drop(changed)
+            self._domain.install(generation)
+            self._local = False
+            early = [rank for told, rank in self._early if told == generation]
+            self._early = {told for told in self._early if told[0] > generation}
+        self._doors.reconsider()
+        self.start_watch()
+        for rank in early:
+            self._gone(rank)
+
+    def agreement(self) -> bool:
+        """Whether every member of the world came here in this generation. False in LOCAL or POISONED mode."""
+        if self.mode is not Mode.LIVE:
+            return False
+        votes = array.array("i", [1])
+        buffer = (votes.buffer_info()[0], votes.itemsize)
+        channel = self.channel(AGREEMENT_GROUP, Lane.COLLECTIVE, self.ranks)
+        call = Call(op=Op.ALL_REDUCE, element=Element.INT32, reduction=Reduction.MIN, inputs=[buffer],
+                    outputs=[buffer], inline=True)
+        ticket = channel.submit(call)
+        status = channel.plane.wait(ticket)
+        channel.plane.release(ticket)
+        return status is Status.DONE and votes[0] == 1
+
+    # ------------------------------------------------------------------ other connections
+
+    def serve(self, kind: str, handler: Callable[[socket.socket], None]) -> None:
+        """Gives authenticated connections of `kind` to `handler`, each in its own thread; the handler closes them."""
+        with self._lock:
+            self._served[kind] = handler
+
+    def dial(self, address: Address, kind: str) -> socket.socket:
+        """An authenticated connection to the member at `address`. Raises PeerLost or Fenced."""
+        return self._dial(address, kind, self.generation)
+
+    def _dial(self, address: Address, kind: str, generation: int) -> socket.socket:
+        sock = connect_address(self.address, address, timeout_s=_DIAL_TIMEOUT_S)
+        greeting = Greeting(kind, self.address.member, self.rank, address.member, generation)
+        try:
+            verdict = greet(sock, greeting, secret=self._secret, timeout_s=_DIAL_TIMEOUT_S)
+            if verdict != Verdict.WELCOME:
+                raise PeerLost(f"{address.member} did not take the connection", where=address.node)
+        except (TransportError, MembershipError, OSError) as error:
+            sock.close()
+            if isinstance(error, OSError):
+                raise PeerLost(f"{address.member} hung up: {error.strerror}", where=address.node) from error
+            raise
+        return sock
+
+    def _dial_watch(self, wanted: list[int], generation: int) -> None:
+        for rank in wanted:
+            try:
+                address = self.directory.resolve(rank, _DIAL_TIMEOUT_S)
+                sock = self._dial(address, "watch", generation)
+            except (TransportError, MembershipError) as error:
+                if self.generation == generation and not self._closed:
+                    self._gone(-1 if isinstance(error, Fenced) else rank)
+                continue
+            if self.directory.admits(rank, address.member):
+                self._watch.add(rank, sock)
+            else:
+                sock.close()
+
+    # ------------------------------------------------------------------ callers (doors.Host), in the porter thread
+
+    def judge(self, greeting: Greeting) -> Verdict:
+        """Fencing: an older generation or a stranger is refused, a newer generation waits for our own `install`."""
+        if greeting.generation < self.generation:
+            return Verdict.STALE
+        if greeting.kind in self._served:
+            return Verdict.WELCOME
+        if greeting.kind not in ("link", "watch"):
+            return Verdict.UNKNOWN
+        if greeting.generation > self.generation or self._local:
+            return Verdict.PARKED
+        if not self.directory.admits(greeting.rank, greeting.member):
+            return Verdict.STRANGER
+        return self._links.judge(greeting) if greeting.kind == "link" else Verdict.WELCOME
+
+    def withdrawn(self, greeting: Greeting) -> None:
+        """A welcome caller hung up before it confirmed."""
+        if greeting.kind == "link":
+            self._links.withdrawn(greeting)
+
+    def deliver(self, greeting: Greeting, sock: socket.socket, *, memory_fd: int) -> None:
+        """A confirmed connection."""
+        if greeting.kind == "link":
+            self._links.deliver(greeting, sock, memory_fd=memory_fd)
+        elif greeting.kind == "watch" and self.directory.admits(greeting.rank, greeting.member):
+            self._watch.add(greeting.rank, sock)
+        elif greeting.kind in self._served:
+            handler = self._served[greeting.kind]
+            threading.Thread(target=handler, args=(sock,), name=f"keepstep-{greeting.kind}", daemon=True).start()
+        else:
+            sock.close()
+
+    # ------------------------------------------------------------------ losses (watch.WatchEvents)
+
+    def heard(self, news: News, generation: int, rank: int) -> None:
+        """News of a neighbour: acts on them and passes them on, once."""
+        if news is News.LEFT:
+            with self._lock:
+                fresh = rank not in self._left
+                self._left.add(rank)
+            if fresh:
+                self._watch.tell(News.LEFT, generation, rank)
+        elif generation == self.generation:
+            self._gone(rank)
+        elif generation > self.generation:
+            self._early.add((generation, rank))
+
+    def hung_up(self, rank: int) -> None:
+        """A watch link broke: a loss, unless that member said good-bye."""
+        self._gone(rank)
+
+    def links_failed(self, failed: frozenset[tuple[Plane, int]]) -> None:
+        """Data links broke. Without protection a good-bye that is still on its way is given a moment."""
+        ranks = {plane.global_ranks[peer] for plane, peer in failed}
+        if self.protected:
+            for rank in ranks:
+                self._gone(rank)
+            return
+        timer = threading.Timer(_FAREWELL_GRACE_S, lambda: [self._gone(rank) for rank in ranks])
+        timer.daemon = True
+        timer.start()
+
+    def _gone(self, rank: int) -> None:
+        """A member is lost in this generation: poison, tell the neighbours, report; once."""
+        with self._lock:
+            if self._closed or rank in self._left or rank in self._lost or rank == self.rank:
+                return
+            self._lost.add(rank)
+            generation = self.generation
+        self.poison()
+        if rank >= 0:
+            self._watch.tell(News.LOST, generation, rank)
+        if self.on_loss is not None:
+            self.on_loss(rank)
+
+    # ------------------------------------------------------------------ the end
+
+    def close(self) -> None:
+        """Leaves in good order: neighbours are told, so that nobody takes it for a loss. Idempotent."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        self._watch.tell(News.LEFT, self.generation, self.rank)
+        self._doors.close()
+        self._links.close()
+        self._watch.close()
+        self._domain.close()
+        with contextlib.suppress(ValueError):
+            if current_fabric() is self:
+                connect_fabric(None)
+
+
+_current: list[Fabric] = []
+
+
+def connect_fabric(fabric: Fabric | None) -> None:
+    """Makes `fabric` the one that process groups of this process use (None: none)."""
+    _current[:] = [] if fabric is None else [fabric]
+
+
+def current_fabric() -> Fabric | None:
+    """The fabric of this process, if there is one."""
+    return _current[0] if _current else None

@@ -1,0 +1,289 @@
+"""The links of one member: which exist, who dials, what arrived early.
+
+A link belongs to one plane (group and lane) and one peer. Whoever needs it first dials, in a thread of its own, so
+that submitting a call never blocks; the plane holds the call until the link is there. Where two members dial each
+other at once, the call of the lower global rank stands and the other one is answered CROSSED. A link that arrives
+before its plane exists waits in the inbox.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from keepstep.errors import Fenced, GroupAborted, MembershipError, TransportError, UsageError
+from keepstep.records.messages import Address
+from keepstep.training.authentication import Greeting, Verdict, greet
+from keepstep.training.directory import Directory
+from keepstep.training.doors import connect_address
+from keepstep.training.plane import Call, Domain, Lane, Op, Plane, shared_link_bytes
+
+__all__ = ["Channel", "Identity", "Links"]
+
+_DIAL_TIMEOUT_S = 120.0
+_SIZED = (Op.ALL_REDUCE, Op.REDUCE, Op.BROADCAST)
+_MOST_READY = 4096
+
+
+class Identity(NamedTuple):
+    """Who this member is on the wire."""
+
+    address: Address
+    rank: int
+    secret: bytes
+
+
+class _Key(NamedTuple):
+    group: str
+    lane: int
+    peer: int  # global rank
+
+
+class _Arrived(NamedTuple):
+    sock: socket.socket
+    memory_fd: int
+
+
+class Channel:
+    """One plane with its links: what a process group submits its calls to."""
+
+    def __init__(self, links: Links, plane: Plane) -> None:
+        self.plane = plane
+        self.index = {rank: number for number, rank in enumerate(plane.global_ranks)}
+        self._links = links
+        self._ready: set[tuple[Op, int, int]] = set()
+
+    def submit(self, call: Call) -> int:
+        """Hands `call` to the plane and sees to it that the links it needs come up. Returns the ticket."""
+        nbytes = sum(size for _, size in call.inputs or call.outputs) if call.op in _SIZED else 0
+        key = (call.op, nbytes, call.peer if call.op >= Op.SEND else call.root)
+        ticket = self.plane.submit(call)
+        if key not in self._ready and self._links.ensure(self, self._needed(call, nbytes)):
+            if len(self._ready) > _MOST_READY:
+                self._ready.clear()
+            self._ready.add(key)
+        return ticket
+
+    def forget_ready(self) -> None:
+        """Looks at the links again from the next call on."""
+        self._ready.clear()
+
+    def _needed(self, call: Call, nbytes: int) -> frozenset[int]:
+        if call.op < Op.SEND:
+            return self.plane.peers_needed(call.op, nbytes=nbytes, root=call.root)
+        if call.peer >= 0:
+            return frozenset({call.peer} - {self.plane.rank})
+        return frozenset(range(self.plane.size)) - {self.plane.rank}
+
+
+class Links:
+    """All links of this member. `lost(rank)` is called from a dialing thread for a peer that cannot be reached, with
+    -1 where this member itself was refused."""
+
+    def __init__(
+        self, domain: Domain, identity: Identity, *, directory: Directory, lost: Callable[[int], None]
+    ) -> None:
+        self._domain = domain
+        self._identity = identity
+        self._directory = directory
+        self._lost = lost
+        self._lock = threading.RLock()
+        self._channels: dict[tuple[str, int], Channel] = {}
+        self._inbox: dict[_Key, _Arrived] = {}
+        self._dialing: set[_Key] = set()
+        self._expected: set[_Key] = set()
+        self._interrupt_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._closed = False
+
+    def channel(self, group: str, lane: Lane, ranks: tuple[int, ...]) -> Channel:
+        """The channel of `lane` of the group `group` whose members are the global `ranks`; made at the first call."""
+        with self._lock:
+            found = self._channels.get((group, lane))
+            if found is not None:
+                return found
+            own = ranks.index(self._identity.rank)
+            plane = Plane(self._domain, own, size=len(ranks), lane=lane, group=group, global_ranks=ranks)
+            channel = self._channels[group, lane] = Channel(self, plane)
+            for key in [key for key in self._inbox if key[:2] == (group, lane)]:
+                self._attach(channel, key.peer, self._inbox.pop(key), creator=False)
+            return channel
+
+    def ensure(self, channel: Channel, peers: Iterable[int]) -> bool:
+        """Dials what is missing of the group ranks `peers`; True if all are linked already."""
+        plane = channel.plane
+        missing = frozenset(peers) - plane.linked()
+        if not missing or self._domain.poisoned:
+            return not missing
+        with self._lock:
+            for peer in missing - plane.linked():
+                key = _Key(plane.group, plane.lane, plane.global_ranks[peer])
+                if key in self._dialing or key in self._expected:
+                    continue
+                self._dialing.add(key)
+                threading.Thread(target=self._dial, args=(channel, key), name="keepstep-dial", daemon=True).start()
+        return False
+
+    # ------------------------------------------------------------------ the acceptor's side, in the porter thread
+
+    def judge(self, greeting: Greeting) -> Verdict:
+        """CROSSED if we are dialling the same link and our rank is the lower one, else WELCOME."""
+        key = _Key(greeting.group, greeting.lane, greeting.rank)
+        with self._lock:
+            if key in self._dialing and self._identity.rank < greeting.rank:
+                return Verdict.CROSSED
+            self._expected.add(key)
+            return Verdict.WELCOME
+
+    def withdrawn(self, greeting: Greeting) -> None:
+        """The caller hung up before it confirmed: dial ourselves if a call waits for the link."""
+        key = _Key(greeting.group, greeting.lane, greeting.rank)
+        with self._lock:
+            self._expected.discard(key)
+            channel = self._channels.get((key.group, key.lane))
+        if channel is not None:
+            channel.forget_ready()
+
+    def deliver(self, greeting: Greeting, sock: socket.socket, *, memory_fd: int) -> None:
+        """A confirmed link: attaches it or keeps it for a plane that does not exist yet."""
+        key = _Key(greeting.group, greeting.lane, greeting.rank)
+        with self._lock:
+            self._expected.discard(key)
+            arrived = _Arrived(sock, memory_fd)
+            channel = self._channels.get((key.group, key.lane))
+            if self._closed or not self._directory.admits(key.peer, greeting.member):
+                _discard(arrived)
+            elif channel is not None:
+                self._attach(channel, key.peer, arrived, creator=False)
+            else:
+                if key in self._inbox:
+                    _discard(self._inbox[key])
+                self._inbox[key] = arrived
+
+    # ------------------------------------------------------------------ the dialer's side, a thread per missing link
+
+    def _dial(self, channel: Channel, key: _Key) -> None:
+        """Tries until the link stands, somebody else makes it, or this generation is over."""
+        while True:
+            generation = self._domain.generation
+            why: Exception | None = None
+            arrived = None
+            member = ""
+            try:
+                address = self._directory.resolve(key.peer, _DIAL_TIMEOUT_S)
+                member = address.member
+                arrived = self._call(address, key, generation)
+            except (TransportError, MembershipError, OSError) as error:
+                why = error
+            with self._lock:
+                over = self._closed or self._domain.poisoned
+                if why is not None and not over and self._domain.generation != generation:
+                    continue
+                self._dialing.discard(key)
+                if arrived is not None and not self._closed and self._directory.admits(key.peer, member):
+                    self._attach(channel, key.peer, arrived, creator=True)
+                elif arrived is not None:
+                    _discard(arrived)
+            if why is not None and not over and not isinstance(why, GroupAborted):
+                self._lost(-1 if isinstance(why, Fenced) else key.peer)
+            return
+
+    def _call(self, address: Address, key: _Key, generation: int) -> _Arrived | None:
+        own = self._identity
+        sock = connect_address(own.address, address, timeout_s=_DIAL_TIMEOUT_S)
+        shared = sock.family == socket.AF_UNIX
+        memory_fd = -1
+        verdict = None
+        try:
+            if shared:
+                memory_fd = os.memfd_create("keepstep-link", os.MFD_CLOEXEC)
+                os.ftruncate(memory_fd, shared_link_bytes())
+            greeting = Greeting(
+                "link", own.address.member, own.rank, address.member, generation, key.group, key.lane, shared
+            )
+            verdict = greet(
+                sock,
+                greeting,
+                secret=own.secret,
+                timeout_s=_DIAL_TIMEOUT_S,
+                interrupt_fd=self._interrupt_fd,
+                memory_fd=memory_fd,
+            )
+        finally:
+            if verdict != Verdict.WELCOME:
+                _discard(_Arrived(sock, memory_fd))
+        return _Arrived(sock, memory_fd) if verdict == Verdict.WELCOME else None
+
+    def _attach(self, channel: Channel, rank: int, arrived: _Arrived, *, creator: bool) -> None:
+        peer = channel.index.get(rank, -1)
+        if peer < 0 or peer == channel.plane.rank:
+            _discard(arrived)
+            return
+        try:
+            if peer in channel.plane.linked():
+                channel.plane.unlink(peer)
+            if arrived.memory_fd >= 0:
+                channel.plane.link_shared(peer, arrived.sock, memory_fd=arrived.memory_fd, creator=creator)
+                os.close(arrived.memory_fd)
+            else:
+                channel.plane.link_tcp(peer, arrived.sock)
+        except UsageError:  # the plane was closed meanwhile
+            _discard(arrived)
+
+    # ------------------------------------------------------------------ changes
+
+    def interrupt(self) -> None:
+        """Ends all calls that wait for an answer; from any thread."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_write(self._interrupt_fd, 1)
+
+    def resume(self, changed: frozenset[int]) -> None:
+        """Drops links to the global ranks `changed` and lets calls be made again."""
+        with self._lock:
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._interrupt_fd)
+            for key in [key for key in self._inbox if key.peer in changed]:
+                _discard(self._inbox.pop(key))
+            for channel in self._channels.values():
+                channel.forget_ready()
+                gone = {channel.index[rank] for rank in changed if rank in channel.index}
+                for peer in gone & channel.plane.linked():
+                    channel.plane.unlink(peer)
+
+    def inodes(self) -> dict[tuple[str, int, int], int]:
+        """Socket inode of every link by group, lane and global rank: proof that a link survived."""
+        with self._lock:
+            return {
+                (group, lane, channel.plane.global_ranks[peer]): channel.plane.link_inode(peer)
+                for (group, lane), channel in self._channels.items()
+                for peer in channel.plane.linked()
+            }
+
+    def close_group(self, group: str) -> None:
+        """Closes the planes of one group; its pending calls end at once."""
+        with self._lock:
+            for key in [key for key in self._channels if key[0] == group]:
+                self._channels.pop(key).plane.close()
+            for waiting in [waiting for waiting in self._inbox if waiting.group == group]:
+                _discard(self._inbox.pop(waiting))
+
+    def close(self) -> None:
+        """Closes everything. Idempotent."""
+        with self._lock:
+            self._closed = True
+            self.interrupt()
+            for arrived in self._inbox.values():
+                _discard(arrived)
+            self._inbox.clear()
+            for channel in self._channels.values():
+                channel.plane.close()
+            self._channels.clear()
+
+
+def _discard(arrived: _Arrived) -> None:
+    arrived.sock.close()
+    if arrived.memory_fd >= 0:
+        os.close(arrived.memory_fd)
