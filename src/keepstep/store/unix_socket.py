@@ -67,13 +67,17 @@ def connect_unix(name: str, *, timeout_s: float) -> socket.socket:
     return link
 
 
-def peer_pid(link: socket.socket) -> int:
-    """The process at the other end when it connected. Raises EnvironmentProblem if it belongs to another user."""
+def peer_pid(link: socket.socket, *, owner: int | None = None) -> int:
+    """The process at the other end when it connected.
+
+    Raises EnvironmentProblem if it does not belong to user `owner` (None: ours).
+    """
+    expected = os.getuid() if owner is None else owner
     raw = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _gid = _CREDENTIALS.unpack(raw)
-    if uid != os.getuid():
+    if uid != expected:
         raise EnvironmentProblem(
-            f"the process at the other end belongs to user {uid}, not {os.getuid()}",
+            f"the process at the other end belongs to user {uid}, not {expected}",
             remedy="run agent and members as one user",
         )
     return int(pid)
