@@ -19,9 +19,10 @@ import torch
 from keepstep.errors import UnsupportedState
 from keepstep.training.memory import memory_of, plain
 
-__all__ = ["MAX_DEPTH", "Packed", "Sharded", "dumps", "flatten", "pack"]
+__all__ = ["LONG_BYTES", "MAX_DEPTH", "Packed", "Sharded", "dumps", "flatten", "pack"]
 
 MAX_DEPTH = 100
+LONG_BYTES = 256
 _NUMPY_KINDS = "biufcSUmM"
 _TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _LENGTH = struct.Struct("<cI")
@@ -62,6 +63,7 @@ class _Writer:
         self.tensors: list[torch.Tensor] = []
         self.paths: list[str] = []
         self._numbers: dict[int, int] = {}
+        self.long: dict[bytes, int] = {}
         self._trail: list[str] = [root]
         self._canonical = canonical
         self._inline = inline
@@ -136,7 +138,7 @@ class _Writer:
         if self._inline:
             local = value.detach().cpu().contiguous()
             self.items(b"t", (str(local.dtype)[6:], tuple(local.shape)))
-            self.blob(b"b", memory_of(local))
+            self.blob(b"B", memory_of(local))
             return
         number = self._numbers.setdefault(id(value), len(self.tensors))
         if number == len(self.tensors):
@@ -167,6 +169,19 @@ def _write_int(writer: _Writer, value: int) -> None:
         writer.blob(b"I", value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))
 
 
+def _write_bytes(writer: _Writer, value: bytes) -> None:
+    """Long bytes that came before are written as their number."""
+    if len(value) < LONG_BYTES:
+        writer.blob(b"b", value)
+        return
+    number = writer.long.get(value)
+    if number is None:
+        writer.long[value] = len(writer.long)
+        writer.blob(b"b", value)
+    else:
+        writer.out.append(_LENGTH.pack(b"R", number))
+
+
 def _write_sharded(writer: _Writer, value: Sharded) -> None:
     writer.items(b"H", (value.local, value.placements, value.shape, value.stride, value.mesh))
 
@@ -190,7 +205,7 @@ _WRITERS: dict[type, Callable[[_Writer, Any], None]] = {
     float: lambda writer, value: writer.out.append(_FLOAT.pack(b"f", value)),
     complex: lambda writer, value: writer.out.append(_COMPLEX.pack(b"c", value.real, value.imag)),
     str: lambda writer, value: writer.blob(b"s", value.encode("utf-8", "surrogatepass")),
-    bytes: lambda writer, value: writer.blob(b"b", value),
+    bytes: _write_bytes,
     list: lambda writer, value: writer.items(b"l", value),
     tuple: lambda writer, value: writer.items(b"u", value),
     set: lambda writer, value: writer.unordered(b"S", value),

@@ -11,7 +11,7 @@ import torch
 
 from keepstep.errors import TornRecord
 from keepstep.training.memory import memory_of
-from keepstep.training.tree import MAX_DEPTH, Sharded
+from keepstep.training.tree import LONG_BYTES, MAX_DEPTH, Sharded
 
 __all__ = ["loads", "unpack"]
 
@@ -30,6 +30,7 @@ class _Reader:
         self._at = 0
         self._depth = 0
         self._tensors = tensors
+        self._long: list[bytes] = []
 
     def take(self, count: int) -> bytes:
         """The next `count` bytes. Raises TornRecord where they are not there."""
@@ -81,6 +82,20 @@ class _Reader:
         if number >= len(self._tensors):
             raise TornRecord(f"a tree refers to tensor {number} of {len(self._tensors)}")
         return self._tensors[number]
+
+    def text(self) -> bytes:
+        """Bytes; long ones are numbered, since they may be meant again."""
+        data = self.blob()
+        if len(data) >= LONG_BYTES:
+            self._long.append(data)
+        return data
+
+    def again(self) -> bytes:
+        """The long bytes with the next number."""
+        number = self.number()
+        if number >= len(self._long):
+            raise TornRecord(f"a tree refers to bytes {number} of {len(self._long)}")
+        return self._long[number]
 
     def finish(self) -> None:
         """Nothing may follow the tree."""
@@ -136,7 +151,8 @@ _READERS: dict[bytes, Callable[[_Reader], Any]] = {
     b"f": lambda reader: _F64.unpack(reader.take(8))[0],
     b"c": lambda reader: complex(*_C128.unpack(reader.take(16))),
     b"s": lambda reader: reader.blob().decode("utf-8", "surrogatepass"),
-    b"b": _Reader.blob,
+    b"b": _Reader.text,
+    b"R": _Reader.again,
     b"l": _Reader.items,
     b"u": lambda reader: tuple(reader.items()),
     b"S": lambda reader: set(reader.items()),

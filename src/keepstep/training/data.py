@@ -1,0 +1,206 @@
+"""A data stream that can be done again: the batches of an interrupted step, and the same order on another process.
+
+Limits: random draws that a dataset makes inside worker processes, or an IterableDataset's worker shards under
+augmentation, are not part of the position: after a swap such draws differ from those the lost rank would have made.
+A sampler that draws from a global generator item by item, between other draws of the script, cannot be replayed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from keepstep.errors import StateError, UsageError
+from keepstep.training.rng import capture_rng, generator_state, restore_rng, set_generator_state
+from keepstep.training.skipping import generators_of, is_stateful, open_at, reused_iterator, set_epoch
+from keepstep.training.tree import dumps
+from keepstep.training.treereader import loads
+
+__all__ = ["Batches"]
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """A place in the stream: `consumed` batches into `epoch`; `start` is what the generators were when it began."""
+
+    epoch: int
+    consumed: int
+    start: dict[str, Any] | None
+
+
+class Batches:
+    """An endless iterator over `source`: a DataLoader, a StatefulDataLoader, or any iterable, epoch after epoch.
+
+    `begin_step` marks a boundary, `redo` goes back to it (the same objects come again), `commit` moves it here.
+    `position` says where the last boundary is, `seek` takes a fresh process there. `name` appears in errors.
+    """
+
+    def __init__(self, source: Any, *, name: str = "data") -> None:
+        if not hasattr(source, "__iter__"):
+            raise UsageError(f"the data stream {name} is a {type(source).__name__}", remedy="give an iterable")
+        self._source = source
+        self._name = name
+        self._generators = generators_of(source)
+        self._iterator: Iterator[Any] | None = None
+        self._here = _Mark(0, 0, None)
+        self._boundary = self._here
+        self._now: list[bytes] = []
+        self._taken: list[tuple[_Mark, Any]] = []
+        self._again: deque[tuple[_Mark, Any]] = deque()
+        self._own: bytes | None = None
+        self._own_mark = self._here
+        self._since_own = 0
+        self._settle()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the batch that was given last, from 0 on."""
+        return self._taken[-1][0].epoch if self._taken else self._boundary.epoch
+
+    def __iter__(self) -> Batches:
+        return self
+
+    def __next__(self) -> Any:
+        if self._again:
+            mark, batch = self._again.popleft()
+        else:
+            batch = self._fetch()
+            mark = self._here
+        self._taken.append((mark, batch))
+        return batch
+
+    def begin_step(self) -> None:
+        """A step begins: whatever was taken before counts."""
+        self.commit()
+        if self._own is None and not self._again:
+            self._own = self._own_state()
+
+    def redo(self) -> None:
+        """The step did not count: its batches come again, in order."""
+        self._again.extendleft(reversed(self._taken))
+        self._taken.clear()
+
+    def commit(self) -> None:
+        """The step counts: its batches are not needed any more."""
+        if not self._taken:
+            return
+        self._boundary = self._taken[-1][0]
+        self._since_own += len(self._taken)
+        self._taken.clear()
+        self._settle()
+
+    def position(self) -> dict[str, Any]:
+        """Where the last boundary is, as a plain tree; costs next to nothing unless the loader keeps own state."""
+        if self._own is None and not self._taken and not self._again:
+            self._own = self._own_state()
+        if self._own is not None:
+            mark, skip = self._own_mark, self._since_own
+        else:
+            mark, skip = self._boundary, 0
+        place: dict[str, Any] = {"epoch": mark.epoch, "consumed": mark.consumed, "now": self._now}
+        if mark.consumed:
+            place.update(start=mark.start, own=self._own, skip=skip)
+        return place
+
+    def seek(self, position: dict[str, Any]) -> None:
+        """Go to `position` in a fresh process; the generators of the process stay as they are.
+
+        Raises StateError if the stream has fewer batches or is another one, TornRecord for nonsense.
+        """
+        try:
+            epoch, consumed, now = int(position["epoch"]), int(position["consumed"]), list(position["now"])
+            start = position["start"] if consumed else None
+        except (KeyError, TypeError, ValueError) as error:
+            raise StateError(f"not a position in the data: {error}", where=self._name) from error
+        if len(now) != len(self._generators):
+            raise StateError("the loader has other generators than the one of the lost rank", where=self._name)
+        before = capture_rng()
+        self._iterator = None
+        self._here = _Mark(epoch, consumed, start)
+        set_epoch(self._source, epoch)
+        try:
+            if start is not None:
+                self._reopen(start, position)
+        finally:
+            restore_rng(before)
+        self._set_generators(now)
+        self._boundary = self._here
+        self._taken.clear()
+        self._again.clear()
+        self._settle()
+
+    def _reopen(self, start: dict[str, Any], position: dict[str, Any]) -> None:
+        """Open the epoch of `self._here` under the generators it began with, and go on from there."""
+
+        def begin() -> None:
+            restore_rng(start["rng"])
+            self._set_generators(start["generators"])
+
+        own = position["own"]
+        if own is None:
+            self._iterator = open_at(self._source, self._here.consumed, begin, reused=start["reused"])
+            return
+        begin()
+        if is_stateful(self._source):
+            self._source.load_state_dict(loads(own))
+            self._iterator = iter(self._source)
+        else:
+            self._iterator = iter(self._source)
+            self._iterator.load_state_dict(loads(own))  # type: ignore[attr-defined]
+        for _ in range(position["skip"]):
+            self._fetch()
+
+    def _set_generators(self, states: list[bytes]) -> None:
+        for generator, state in zip(self._generators, states, strict=True):
+            set_generator_state(generator, state)
+
+    def _settle(self) -> None:
+        """A new boundary: what belongs to the old one is forgotten."""
+        self._now = [generator_state(generator) for generator in self._generators]
+        if not self._again:
+            self._own = None
+
+    def _own_state(self) -> bytes | None:
+        """The loader's own state at this boundary; None where it has none, or nothing was read yet."""
+        if self._iterator is None or self._here.consumed == 0:
+            return None
+        keeper = self._source if is_stateful(self._source) else self._iterator
+        if not is_stateful(keeper):
+            return None
+        self._own_mark = self._here
+        self._since_own = 0
+        return dumps(keeper.state_dict())
+
+    def _fetch(self) -> Any:
+        """The next batch of the source; a finished epoch gives way to the next one."""
+        while True:
+            if self._iterator is None:
+                self._open()
+            try:
+                batch = next(self._iterator)  # type: ignore[arg-type]
+            except StopIteration:
+                self._roll_over()
+                continue
+            self._here = _Mark(self._here.epoch, self._here.consumed + 1, self._here.start)
+            return batch
+
+    def _open(self) -> None:
+        """Begin an epoch."""
+        epoch = self._here.epoch
+        set_epoch(self._source, epoch)
+        states = [generator_state(generator) for generator in self._generators]
+        start = {"rng": capture_rng(), "generators": states, "reused": reused_iterator(self._source)}
+        self._here = _Mark(epoch, 0, start)
+        self._iterator = iter(self._source)
+
+    def _roll_over(self) -> None:
+        """End an epoch. Raises UsageError for a stream without batches or one that cannot start again."""
+        if self._here.consumed == 0:
+            raise UsageError(
+                f"the data stream {self._name} gives no batches in epoch {self._here.epoch}",
+                remedy="give job.data() a loader that can be iterated again and is not empty",
+            )
+        self._iterator = None
+        self._here = _Mark(self._here.epoch + 1, 0, None)
