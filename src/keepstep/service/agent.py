@@ -57,13 +57,17 @@ _SAID_BY_MEMBERS = (
 
 
 class AgentPlan(msgspec.Struct, frozen=True):
-    """What one agent is to run: `script` with `arguments` for `job` on `node`, its files under `directory`."""
+    """What one agent is to run: `script` with `arguments` for `job` on `node`, its files under `directory`.
+
+    `host` is the address that members on other nodes reach this node by.
+    """
 
     job: str
     node: str
     script: str
     arguments: tuple[str, ...]
     directory: Path
+    host: str = "127.0.0.1"
 
 
 class Agent:
@@ -152,7 +156,11 @@ class Agent:
             os.environ,
             order.environment,
             run_id=self._plan.job,
-            agent=self._server.name,
+            own={
+                "KEEPSTEP_AGENT": self._server.name,
+                "KEEPSTEP_NODE": self._plan.node,
+                "KEEPSTEP_HOST": self._plan.host,
+            },
             master_port=self._ports[order.attempt] if alone else None,
         )
 

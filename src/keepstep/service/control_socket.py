@@ -8,20 +8,26 @@ import json
 import os
 import socket
 import struct
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from keepstep.errors import EnvironmentProblem, KeepstepError, UsageError
 from keepstep.service.run_directory import is_running, read_run
 
-__all__ = ["DrillRequest", "ask_drill", "serve_control"]
+__all__ = ["DrillRequest", "DrillTaker", "ask_drill", "serve_control"]
 
 _MAX_LINE_BYTES = 4096
 _CLIENT_S = 5.0
 _CREDENTIALS = struct.Struct("3i")
+
+
+class DrillTaker(Protocol):
+    """Whoever carries drills out."""
+
+    def __call__(self, fault: str, *, rank: int, step: int) -> str:
+        """Inject `fault`; returns what will happen. Raises UsageError for nonsense."""
 
 
 class DrillRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -32,8 +38,8 @@ class DrillRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     step: int
 
 
-async def serve_control(name: str, drill: Callable[[str, int, int], str]) -> asyncio.Server:
-    """Answer requests on the abstract socket `name`; `drill(fault, rank, step)` says what will happen or raises."""
+async def serve_control(name: str, drill: DrillTaker) -> asyncio.Server:
+    """Answer requests on the abstract socket `name`; `drill` says what will happen or raises."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, TimeoutError, ValueError):
@@ -75,10 +81,10 @@ def ask_drill(directory: Path, request: DrillRequest) -> str:
     return str(reply.get("say", ""))
 
 
-def _reply(line: bytes, drill: Callable[[str, int, int], str]) -> dict[str, Any]:
+def _reply(line: bytes, drill: DrillTaker) -> dict[str, Any]:
     try:
         request = msgspec.json.decode(line, type=DrillRequest)
-        return {"ok": True, "say": drill(request.fault, request.rank, request.step)}
+        return {"ok": True, "say": drill(request.fault, rank=request.rank, step=request.step)}
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         return {"ok": False, "say": f"not a request: {error}"}
     except KeepstepError as error:

@@ -8,10 +8,11 @@ from collections import deque
 from collections.abc import Callable
 
 from keepstep.control.job import decide, new_job
-from keepstep.control.job_state import Decision, Directed, Event, JobSpec, StopRequest, Tick
+from keepstep.control.job_state import Decision, Directed, JobSpec, StopRequest, Tick
+from keepstep.control.job_state import Event as Input
 from keepstep.control.roster import by_rank
 from keepstep.errors import UsageError
-from keepstep.records.events import DrillRecord, FactRecord, OrderRecord
+from keepstep.records.events import DrillRecord, Event, FactRecord, OrderRecord
 from keepstep.records.messages import Drill, Drilled, Fact, StartMember
 from keepstep.service.clock import Clock
 from keepstep.service.keeper import Keeper
@@ -35,16 +36,16 @@ class JobShell:
         self._send = send
         self._keeper = keeper
         self._clock = clock
-        self._waiting: deque[Event] = deque()
+        self._waiting: deque[Input] = deque()
         self._busy = False
         self._asked: dict[tuple[str, int], int] = {}
 
-    def feed(self, node: str, member: str, fact: Fact | Tick | StopRequest) -> None:
+    def feed(self, fact: Fact | Tick | StopRequest, *, node: str = "", member: str = "") -> None:
         """Take one fact. Facts that orders lead to at once (an embedded agent answers directly) wait their turn."""
         if isinstance(fact, Drilled):
             self._note_drill(node, fact)
             return
-        self._waiting.append(Event(node, member, fact))
+        self._waiting.append(Input(node, member, fact))
         if self._busy:
             return
         self._busy = True
@@ -54,7 +55,7 @@ class JobShell:
         finally:
             self._busy = False
 
-    def drill(self, fault: str, rank: int, step: int) -> str:
+    def drill(self, fault: str, *, rank: int, step: int) -> str:
         """Order a fault for `rank` at `step` (-1: now); returns what will happen. Raises UsageError for nonsense."""
         world = self.state.spec.world
         if fault not in FAULTS:
@@ -78,10 +79,10 @@ class JobShell:
     async def tick(self) -> None:
         """Tell the machine that time passes, until the job is done."""
         while not self.done.is_set():
-            self.feed("", "", Tick())
+            self.feed(Tick())
             await asyncio.sleep(TICK_S)
 
-    def _turn(self, event: Event) -> None:
+    def _turn(self, event: Input) -> None:
         now = self._clock.wall()
         if not isinstance(event.fact, Tick | StopRequest):
             self._keeper.keep(
@@ -107,7 +108,7 @@ class JobShell:
     def _record(self, decision: Decision, now: float) -> None:
         """Journal what was decided; on the disk before any order of it goes out."""
         orders = [self._order_record(directed, now) for directed in decision.orders]
-        events = (*decision.findings, *decision.incidents, *orders)
+        events: list[Event] = [*decision.findings, *decision.incidents, *orders]
         for number, event in enumerate(events, 1):
             self._keeper.keep(event, durable=number == len(events))
 

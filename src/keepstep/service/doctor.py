@@ -17,17 +17,17 @@ import msgspec
 
 __all__ = ["Check", "examine", "healthy", "show"]
 
-TESTED_TORCH = "2.13.0"
+_TESTED_TORCH = "2.13.0"
 _WANTED_FILES = 4096
 _WANTED_DISK = 1 << 30
 _WANTED_SHARED = 256 << 20
-Level = Literal["OK", "WARN", "FAIL"]
+_Level = Literal["OK", "WARN", "FAIL"]
 
 
 class Check(msgspec.Struct, frozen=True):
     """One line: FAIL is needed and missing, WARN is worth knowing. `remedy` is empty where all is well."""
 
-    level: Level
+    level: _Level
     name: str
     found: str
     remedy: str = ""
@@ -71,10 +71,10 @@ def _torch() -> Check:
     try:
         found = metadata.version("torch")
     except metadata.PackageNotFoundError:
-        return Check("FAIL", "torch", "not installed", f"pip install torch=={TESTED_TORCH}")
-    if found.split("+")[0] == TESTED_TORCH:
+        return Check("FAIL", "torch", "not installed", f"pip install torch=={_TESTED_TORCH}")
+    if found.split("+")[0] == _TESTED_TORCH:
         return Check("OK", "torch", found)
-    return Check("WARN", "torch", found, f"tested with {TESTED_TORCH} only")
+    return Check("WARN", "torch", found, f"tested with {_TESTED_TORCH} only")
 
 
 def _library() -> Check:
@@ -90,7 +90,7 @@ def _compiler() -> Check:
     for name in ("cc", "gcc", "clang"):
         if found := shutil.which(name):
             return Check("OK", "C compiler", found)
-    needed: Level = "WARN" if _library().level == "OK" else "FAIL"
+    needed: _Level = "WARN" if _library().level == "OK" else "FAIL"
     return Check(needed, "C compiler", "none found", "needed to build from source: apt-get install gcc")
 
 
@@ -101,14 +101,16 @@ def _proc() -> Check:
 
 
 def _pidfd() -> Check:
-    return _possible("pidfd", lambda: os.close(os.pidfd_open(os.getpid())), "needs Linux 5.3; or a sandbox forbids it")
+    return _possible(
+        "pidfd", lambda: os.close(os.pidfd_open(os.getpid())), remedy="needs Linux 5.3; or a sandbox forbids it"
+    )
 
 
 def _memfd() -> Check:
     def make() -> None:
         os.close(os.memfd_create("keepstep-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
 
-    return _possible("memfd", make, "a sandbox forbids memfd_create: allow it")
+    return _possible("memfd", make, remedy="a sandbox forbids memfd_create: allow it")
 
 
 def _unix_sockets() -> Check:
@@ -116,10 +118,10 @@ def _unix_sockets() -> Check:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
             probe.bind(f"\0keepstep-doctor-{os.getpid()}")
 
-    return _possible("unix sockets", make, "abstract SEQPACKET sockets are needed")
+    return _possible("unix sockets", make, remedy="abstract SEQPACKET sockets are needed")
 
 
-def _possible(name: str, attempt: Callable[[], None], remedy: str) -> Check:
+def _possible(name: str, attempt: Callable[[], None], *, remedy: str) -> Check:
     try:
         attempt()
     except (OSError, AttributeError) as error:
@@ -135,15 +137,15 @@ def _open_files() -> Check:
 
 
 def _disk() -> Check:
-    return _space("disk here", Path.cwd(), _WANTED_DISK, "free space; rings, logs and journals go there")
+    return _space("disk here", Path.cwd(), wanted=_WANTED_DISK, remedy="free space; rings, logs and journals go there")
 
 
 def _shared_memory() -> Check:
     remedy = "DataLoader workers need it: mount a larger /dev/shm"
-    return _space("shared memory", Path("/dev/shm"), _WANTED_SHARED, remedy)
+    return _space("shared memory", Path("/dev/shm"), wanted=_WANTED_SHARED, remedy=remedy)
 
 
-def _space(name: str, path: Path, wanted: int, remedy: str) -> Check:
+def _space(name: str, path: Path, *, wanted: int, remedy: str) -> Check:
     try:
         free = shutil.disk_usage(path).free
     except OSError as error:

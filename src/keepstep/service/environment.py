@@ -1,4 +1,4 @@
-"""The environment variables a training process is started with: torchrun's full set plus KEEPSTEP_AGENT."""
+"""The environment variables a training process is started with: torchrun's full set and our own."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK")
 
 
 def training_environment(
-    base: Mapping[str, str], ordered: Mapping[str, str], *, run_id: str, agent: str, master_port: int | None
+    base: Mapping[str, str], ordered: Mapping[str, str], *, run_id: str, own: Mapping[str, str], master_port: int | None
 ) -> dict[str, str]:
     """`base` with the variables torchrun sets (PyTorch documentation, "torchrun: environment variables").
 
-    `ordered` is what the controller knows of the job's shape and this rank (none for a standby), `agent` the name of
-    the agent's socket. `master_port` replaces the ordered one where this agent can choose a fresh port itself.
+    `ordered` is what the controller knows of the job's shape and this rank (none for a standby), `own` are the
+    variables of keepstep. `master_port` replaces the ordered one where this agent can choose a fresh port itself.
     Values a person has set for OMP_NUM_THREADS and PYTHONUNBUFFERED are kept.
     """
     result = {key: value for key, value in base.items() if key not in _RANK_VARIABLES}
@@ -27,8 +27,8 @@ def training_environment(
         "LOCAL_WORLD_SIZE": ordered.get("WORLD_SIZE", "1"),
         "TORCHELASTIC_RUN_ID": run_id,
         "TORCHELASTIC_USE_AGENT_STORE": "False",
-        "KEEPSTEP_AGENT": agent,
     }
+    result |= own
     result |= ordered
     if "RANK" in ordered:
         result["ROLE_RANK"] = ordered["RANK"]

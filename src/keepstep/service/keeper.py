@@ -15,24 +15,36 @@ _FOR_THE_REPORT = (JobStarted, JobEnded, Finding, Incident, DrillRecord)
 
 
 class Keeper:
-    """Appends to a journal; after the first failure nothing more is written (no gap is hidden) but all is kept in
-    memory for the report. `lost` counts the records that are not on disk."""
+    """Appends to a journal. After the first failure nothing more is written, so that no gap is hidden.
+
+    `events` are the records a report needs, kept in memory whatever the disk does.
+    """
 
     def __init__(self, journal: AnyJournal) -> None:
         """`journal` is owned by the caller."""
-        self.lost = 0
         self.events: list[Event] = []
         self._journal = journal
+        self._lost = 0
 
     def keep(self, event: Event, *, durable: bool = False) -> None:
         """Append one record, on the disk when it returns if `durable`."""
         if isinstance(event, _FOR_THE_REPORT):
             self.events.append(event)
-        if self.lost:
-            self.lost += 1
+        if self._lost:
+            self._lost += 1
             return
         try:
             self._journal.append(event, durable=durable)
         except StoreError as error:
-            self.lost += 1
+            self._lost += 1
             _log.error("%s -> training goes on, the journal ends here", error)
+
+    @property
+    def problem(self) -> StoreError | None:
+        """What to tell at the end if the journal is not whole."""
+        if not self._lost:
+            return None
+        return StoreError(
+            f"the last {self._lost} records are not in the journal",
+            remedy="free space under the run directory; the training itself is whole",
+        )

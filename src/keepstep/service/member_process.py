@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from functools import partial
 from pathlib import Path
 
 from keepstep.errors import PeerLost, TransportError
@@ -50,14 +51,14 @@ class MemberProcess:
 
         self._log = LogFile(logs / f"{self.name}.log", on_trouble=trouble)
 
-        def echo(line: bytes, error: bool) -> None:
+        def echo(line: bytes, *, error: bool) -> None:
             label = f"rank {self.rank}" if self.rank >= 0 else "standby"
             self.loss = self.loss if (loss := loss_in(line)) is None else loss
             console.say(f"[{label}] {line.decode(errors='replace')}", error=error)
 
         for pipe, error in ((self.process.stdout, False), (self.process.stderr, True)):
             if pipe is not None:
-                self._readers.append(PipeReader(pipe, self._log.write, lambda line, error=error: echo(line, error)))
+                self._readers.append(PipeReader(pipe, partial(echo, error=error), on_data=self._log.write))
 
     def tell(self, order: Order) -> None:
         """Send an order; a process that is gone or does not read is noticed elsewhere."""

@@ -100,7 +100,7 @@ class LogFile:
 class PipeReader:
     """Reads one pipe of a process without blocking and hands over lines."""
 
-    def __init__(self, pipe: IO[bytes], on_data: Callable[[bytes], None], on_line: Callable[[bytes], None]) -> None:
+    def __init__(self, pipe: IO[bytes], on_line: Callable[[bytes], None], *, on_data: Callable[[bytes], None]) -> None:
         """`on_data` gets the bytes as they are, `on_line` every line."""
         self._pipe = pipe
         self._on_data = on_data

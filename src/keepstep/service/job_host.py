@@ -1,0 +1,194 @@
+"""What holds one job wherever its agents are: run directory, journal, the machine's shell, drills, the report."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import platform
+import secrets
+import signal
+from collections.abc import Callable
+from importlib import metadata
+from typing import Any
+
+import msgspec
+
+from keepstep import __version__
+from keepstep.control.job_state import Directed, JobSpec, StopRequest
+from keepstep.errors import EnvironmentProblem, KeepstepError
+from keepstep.fleet.report import report_text, summarise
+from keepstep.records.events import JobEnded, JobStarted
+from keepstep.service.clock import Clock
+from keepstep.service.control_socket import serve_control
+from keepstep.service.controller import JobShell
+from keepstep.service.keeper import Keeper
+from keepstep.service.output import Console
+from keepstep.service.run_directory import REPORT_FILE, RunDirectory, RunFacts
+from keepstep.service.settings import Settings
+from keepstep.service.stop_signals import STOPPED_BY
+from keepstep.store.journal import Journal
+
+__all__ = ["JobHost", "JobPlan", "job_name", "torch_version"]
+
+_log = logging.getLogger(__name__)
+
+
+class JobPlan(msgspec.Struct, frozen=True):
+    """One job: `script` with `arguments` on `nnodes` nodes, each with the settings' ranks and standbys."""
+
+    job: str
+    script: str
+    arguments: tuple[str, ...]
+    nnodes: int
+    settings: Settings
+
+    @property
+    def world(self) -> int:
+        """Ranks of the whole job."""
+        return self.nnodes * self.settings.nproc_per_node
+
+
+def job_name(clock: Clock) -> str:
+    """A new job's name: the second it began, and something unique."""
+    return f"{int(clock.wall())}-{secrets.token_hex(3)}"
+
+
+def torch_version() -> str:
+    """The installed version of torch, found without importing it; empty if there is none."""
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        return metadata.version("torch")
+    return ""
+
+
+class JobHost:
+    """One job from `open()` to `finish()`. `send` delivers orders to agents."""
+
+    def __init__(
+        self,
+        plan: JobPlan,
+        send: Callable[[Directed], None],
+        *,
+        directory: RunDirectory,
+        clock: Clock,
+        console: Console,
+    ) -> None:
+        """Opens the journal in `directory`. Raises StoreError."""
+        self.plan = plan
+        self.failed: KeepstepError | None = None
+        self.interrupts = 0
+        self._directory = directory
+        self._clock = clock
+        self._console = console
+        self._journal = Journal.open(directory.path)
+        self._keeper = Keeper(self._journal)
+        self._control: asyncio.Server | None = None
+        spec = JobSpec(
+            job=plan.job,
+            world=plan.world,
+            nnodes=plan.nnodes,
+            keepstep_version=__version__,
+            secret=secrets.token_bytes(32),
+            max_restarts=plan.settings.max_restarts,
+            patience_s=plan.settings.patience_s,
+        )
+        self.shell = JobShell(spec, send, keeper=self._keeper, clock=clock)
+
+    async def open(self) -> None:
+        """Take signals, listen for drills and make the run known. Raises EnvironmentProblem."""
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._on_bug)
+        for number in STOPPED_BY:
+            loop.add_signal_handler(number, self._on_signal, number)
+        name = f"keepstep-run-{self.plan.job}-{secrets.token_hex(8)}"
+        self._control = await serve_control(name, self.shell.drill)
+        facts = self._facts(name)
+        self._directory.publish(facts)
+        self._keeper.keep(_started(facts), durable=True)
+
+    def _facts(self, control: str) -> RunFacts:
+        plan = self.plan
+        return RunFacts(
+            job=plan.job,
+            script=plan.script,
+            arguments=plan.arguments,
+            world=plan.world,
+            standbys=plan.settings.standby * plan.nnodes,
+            nodes=plan.nnodes,
+            keepstep_version=__version__,
+            python_version=platform.python_version(),
+            torch_version=torch_version(),
+            created=self._clock.wall(),
+            pid=os.getpid(),
+            control=control,
+        )
+
+    def _on_signal(self, number: int) -> None:
+        self.interrupts += 1
+        self.shell.feed(StopRequest(128 + number, f"stopped by {signal.Signals(number).name}"))
+        if self.interrupts > 1:
+            self.shell.done.set()
+
+    def _on_bug(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Anything unexpected in a callback ends the job instead of leaving it half alive."""
+        error = context.get("exception")
+        _log.error("internal error: %s", context.get("message"), exc_info=error)
+        if self.failed is None:
+            remedy = f"see {self._directory.logs / 'keepstep.jsonl'}"
+            self.failed = KeepstepError(f"internal error: {error!r}", remedy=remedy)
+            self.shell.done.set()
+
+    def finish(self) -> int:
+        """Write the last record and the report, print the time line; the exit code of the job."""
+        if self._control is not None:
+            self._control.close()
+        state = self.shell.state
+        code = self.failed.exit_code if self.failed else state.exit_code or 0
+        weights = next((m.weights_sha256 for m in state.members.values() if m.weights_sha256), "")
+        self._keeper.keep(
+            JobEnded(
+                job=self.plan.job,
+                wall=self._clock.wall(),
+                exit_code=code,
+                why=str(self.failed or state.exit_why),
+                steps_kept=max(state.version, 0),
+                weights_sha256=weights,
+            ),
+            durable=True,
+        )
+        problem = self._write_report() or self._close_journal()
+        if problem is not None:
+            self._console.say(f"keepstep: {problem}", error=True)
+            code = code or problem.exit_code
+        return code
+
+    def _write_report(self) -> KeepstepError | None:
+        report = summarise(self._keeper.events)
+        for line in report_text(report).splitlines():
+            self._console.say(line, error=True)
+        try:
+            self._directory.write(REPORT_FILE, msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
+        except EnvironmentProblem as error:
+            return error
+        self._console.say(f"keepstep: report {self._directory.path / REPORT_FILE}", error=True)
+        return None
+
+    def _close_journal(self) -> KeepstepError | None:
+        with contextlib.suppress(KeepstepError):
+            self._journal.close()
+        return self._keeper.problem
+
+
+def _started(facts: RunFacts) -> JobStarted:
+    return JobStarted(
+        job=facts.job,
+        wall=facts.created,
+        script=facts.script,
+        arguments=facts.arguments,
+        world=facts.world,
+        standbys=facts.standbys,
+        keepstep_version=facts.keepstep_version,
+        torch_version=facts.torch_version,
+        python_version=facts.python_version,
+    )

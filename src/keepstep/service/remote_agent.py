@@ -1,0 +1,133 @@
+"""`keepstep agent`: this node's part of a job that a controller elsewhere decides about."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from pathlib import Path
+
+import msgspec
+
+from keepstep import __version__
+from keepstep.errors import EnvironmentProblem, KeepstepError, MembershipError, PeerLost
+from keepstep.records.messages import AgentHello, Assignment, Enlist, Fact, Order, Stop
+from keepstep.service.agent import Agent, AgentPlan
+from keepstep.service.clock import Clock, SystemClock
+from keepstep.service.launcher import checked_script
+from keepstep.service.logs import close_logs, open_logs
+from keepstep.service.output import Console
+from keepstep.service.ports import free_ports
+from keepstep.service.run_directory import RunDirectory
+from keepstep.service.settings import Settings
+from keepstep.service.stop_signals import StopSignals
+from keepstep.service.token import read_token
+from keepstep.store.remote import connect_remote
+from keepstep.store.remote_peer import Envelope, RemotePeer
+
+__all__ = ["AgentRequest", "own_host", "run_agent"]
+
+_PORTS = 16
+_LEAVE_S = 5.0
+
+
+class AgentRequest(msgspec.Struct, frozen=True):
+    """What a person asked for. `job` empty: the controller's only one; `directory` None: under run_root."""
+
+    controller: str
+    node: str
+    job: str
+    directory: Path | None
+    settings: Settings
+
+
+def run_agent(request: AgentRequest) -> int:
+    """Serve one job to its end; the job's exit code. Raises KeepstepError where the controller refuses or is gone."""
+    token = read_token(Path(request.settings.token_file))
+    return asyncio.run(_serve(request, token))
+
+
+def own_host(controller: str) -> str:
+    """The address of this node that faces the controller (no packet is sent). Raises EnvironmentProblem."""
+    host, _, port = controller.rpartition(":")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(address)
+            return str(probe.getsockname()[0])
+    except (OSError, ValueError) as error:
+        raise EnvironmentProblem(f"no way to the controller: {error}", where=controller) from error
+
+
+async def _serve(request: AgentRequest, token: str) -> int:
+    peer = await connect_remote(request.controller, token=token)
+    try:
+        await peer.send(Envelope(request.node, "", Enlist(request.node, request.job, __version__)))
+        answer = (await peer.receive()).message
+        if isinstance(answer, Stop):
+            raise _refusal(answer)
+        if not isinstance(answer, Assignment):
+            raise MembershipError("the controller did not assign a job", where=request.controller)
+        return await _work(request, answer, peer=peer)
+    finally:
+        await peer.close()
+
+
+def _refusal(answer: Stop) -> KeepstepError:
+    error = MembershipError(f"the controller refused this node: {answer.why}")
+    error.exit_code = answer.code or error.exit_code
+    return error
+
+
+async def _work(request: AgentRequest, assignment: Assignment, *, peer: RemotePeer) -> int:
+    checked_script(assignment.script)
+    settings = request.settings
+    path = request.directory or Path(settings.run_root) / f"{assignment.job}-{request.node}"
+    directory = RunDirectory(path, reserve_bytes=settings.reserve_bytes)
+    console = Console()
+    try:
+        open_logs(settings.log_level, console=console, directory=directory.logs)
+        console.say(f"keepstep: node {request.node} of job {assignment.job}, run directory {path}", error=True)
+        return await _obey(request, assignment, peer=peer, directory=path, clock=SystemClock(), console=console)
+    finally:
+        close_logs()
+        console.close()
+        directory.close()
+
+
+async def _obey(
+    request: AgentRequest, assignment: Assignment, *, peer: RemotePeer, directory: Path, clock: Clock, console: Console
+) -> int:
+    def upward(member: str, fact: Fact) -> None:
+        with contextlib.suppress(PeerLost):  # noticed by the reader below, which ends everything
+            peer.post(Envelope(request.node, member, fact))
+
+    host = own_host(request.controller)
+    plan = AgentPlan(assignment.job, request.node, assignment.script, assignment.arguments, directory, host)
+    agent = Agent(plan, upward, settings=request.settings, clock=clock, console=console)
+    stopped = StopSignals()
+    try:
+        await agent.open()
+        hello = AgentHello(request.node, assignment.slots, assignment.standbys, __version__, host, free_ports(_PORTS))
+        upward("", hello)
+        return await stopped.or_result(_follow(agent, peer))
+    finally:
+        await agent.close(grace_s=_LEAVE_S)
+
+
+async def _follow(agent: Agent, peer: RemotePeer) -> int:
+    """Carry out orders until the job is over. Raises EnvironmentProblem if the controller goes away before."""
+    while True:
+        try:
+            envelope = await peer.receive()
+        except PeerLost as error:
+            raise EnvironmentProblem(
+                "the controller is gone; all processes of this node are ended",
+                where=peer.where,
+                remedy="start the job again; it goes on from its newest checkpoint",
+            ) from error
+        order = envelope.message
+        if isinstance(order, Stop) and not envelope.member:
+            return order.code
+        if isinstance(order, Order):
+            agent.obey(envelope.member, order)

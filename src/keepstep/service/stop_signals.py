@@ -1,0 +1,37 @@
+"""Ctrl-C and friends for a loop that has nobody to tell but itself."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Coroutine
+from typing import Any
+
+__all__ = ["STOPPED_BY", "StopSignals"]
+
+STOPPED_BY = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that end a job in order."""
+
+
+class StopSignals:
+    """Catches the signals that end a job from its making on, in the running loop."""
+
+    def __init__(self) -> None:
+        """Take over the signals."""
+        loop = asyncio.get_running_loop()
+        self._came: asyncio.Future[int] = loop.create_future()
+        for number in STOPPED_BY:
+            loop.add_signal_handler(number, self._take, number)
+
+    def _take(self, number: int) -> None:
+        if not self._came.done():
+            self._came.set_result(128 + number)
+
+    async def or_result(self, work: Coroutine[Any, Any, int]) -> int:
+        """The result of `work`, or 128 + signal as soon as one comes; `work` is cancelled then."""
+        task = asyncio.ensure_future(work)
+        await asyncio.wait({task, self._came}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        task.cancel()
+        return self._came.result()
