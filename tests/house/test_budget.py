@@ -12,7 +12,7 @@ LINES_IN_A_FUNCTION, MEDIAN_FUNCTION = 60, 8
 PARAMETERS, POSITIONAL = 6, 2
 
 # torch calls the methods of a process group with its own signatures; typer makes options of a command's parameters.
-FOREIGN_CALLERS = {"process_group.py", "cli.py"}
+FOREIGN_CALLERS = {"collectives.py", "cli.py"}
 
 
 def package_functions() -> list[Definition]:
