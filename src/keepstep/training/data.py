@@ -91,15 +91,20 @@ class Batches:
         self._taken.clear()
         self._settle()
 
-    def position(self) -> dict[str, Any]:
-        """Where the last boundary is, as a plain tree; costs next to nothing unless the loader keeps own state."""
+    def position(self, *, counting: bool = False) -> dict[str, Any]:
+        """Where the last boundary is, as a plain tree; costs next to nothing unless the loader keeps own state.
+
+        With `counting`, where it would be if the step under way counted.
+        """
         if self._own is None and not self._taken and not self._again:
             self._own = self._own_state()
+        ahead = self._taken if counting else []
         if self._own is not None:
-            mark, skip = self._own_mark, self._since_own
+            mark, skip = self._own_mark, self._since_own + len(ahead)
         else:
-            mark, skip = self._boundary, 0
-        place: dict[str, Any] = {"epoch": mark.epoch, "consumed": mark.consumed, "now": self._now}
+            mark, skip = (ahead[-1][0] if ahead else self._boundary), 0
+        now = [generator_state(generator) for generator in self._generators] if counting else self._now
+        place: dict[str, Any] = {"epoch": mark.epoch, "consumed": mark.consumed, "now": now}
         if mark.consumed:
             place.update(start=mark.start, own=self._own, skip=skip)
         return place

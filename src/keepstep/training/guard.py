@@ -34,7 +34,7 @@ from keepstep.training import private
 from keepstep.training.agent_link import AgentLink
 from keepstep.training.checkpoint import CheckpointWriter
 from keepstep.training.data import Batches
-from keepstep.training.fabric import Fabric
+from keepstep.training.fabric import Fabric, Mode
 from keepstep.training.handover import Handover
 from keepstep.training.recorder import Recorder
 from keepstep.training.rng import capture_rng, restore_rng
@@ -86,7 +86,7 @@ class Guard:
         if self.rehearsing:
             raise StepAborted
         self._tracked().sync_buffers()
-        self._publish(self.state.version + 1, in_step=True)
+        self._publish(self.state.version + 1, counting=True)
         if not self.fabric.agreement() and not self._park_at_agreement():
             raise StepAborted
         self.agreed = True
@@ -103,7 +103,7 @@ class Guard:
         for stream in self.streams:
             stream.commit()
         self.state, act = step_kept(self.state)
-        self._publish(self.state.version, in_step=False)
+        self._publish(self.state.version, counting=False)
         if act is not None:
             self._do(act)
         version = self.state.version
@@ -112,7 +112,12 @@ class Guard:
 
     def poisoned_and_undecided(self) -> bool:
         """True while an exception of the user's code belongs to a step that was aborted."""
-        return self.fabric.poisoned and not self.agreed
+        return not self.agreed and (self.rehearsing or self.poisoned)
+
+    @property
+    def poisoned(self) -> bool:
+        """True from the abort of a step until the next generation is installed."""
+        return self.fabric.mode is Mode.POISONED
 
     def resolve_aborted(self) -> None:
         """After an exception in an aborted step: wait for the verdict, which is to redo it."""
@@ -126,7 +131,7 @@ class Guard:
         self.state, act = at_boundary(self.state)
         if act is not None:
             self._do(act)
-        while self.fabric.poisoned or self.state.answering >= 0 or self.link.pending():
+        while self.poisoned or self.state.answering >= 0 or self.link.pending():
             order = self.link.next_order()
             assert order is not None
             self.state, act = obey(self.state, order, Place.BOUNDARY)
@@ -158,12 +163,12 @@ class Guard:
         """Runs in the link's thread: let go of every collective at once."""
         self.fabric.poison()
 
-    def _private(self, *, in_step: bool = False) -> bytes:
-        return private.capture(self.streams, in_step=in_step)
+    def _private(self, *, counting: bool = False) -> bytes:
+        return private.capture(self.streams, counting=counting)
 
-    def _publish(self, version: int, *, in_step: bool) -> None:
+    def _publish(self, version: int, *, counting: bool) -> None:
         """Leave the rank's own state where it survives this process."""
-        self.recorder.publish_private(version, self._private(in_step=in_step))
+        self.recorder.publish_private(version, self._private(counting=counting))
 
     def _park_at_agreement(self) -> bool:
         """Wait for the verdict about an aborted step: True to apply the update, False to redo the step."""
@@ -222,7 +227,7 @@ class Guard:
         self._handover.hide()
         self._replicas = dict(act.order.replicas)
         self.fabric.install(act.order.generation, act.order.roster)
-        self._publish(self.state.version, in_step=False)
+        self._publish(self.state.version, counting=False)
 
     def _leave(self, act: LeaveJob) -> None:
         raise SystemExit(act.code)

@@ -16,16 +16,19 @@ __all__ = ["Stream", "apply", "capture"]
 class Stream(Protocol):
     """A data stream that can say where it stands and go there (`Batches`)."""
 
-    def position(self) -> dict[str, Any]:
-        """Where the stream stood at the last step boundary."""
+    def position(self, *, counting: bool = False) -> dict[str, Any]:
+        """Where the stream stood at the last step boundary, or would stand if the step under way counted."""
 
     def seek(self, position: dict[str, Any]) -> None:
         """Go there, in a fresh process."""
 
 
-def capture(streams: Sequence[Stream] = ()) -> bytes:
-    """The private state now; to be taken at a step boundary. About 8 KB, and up to 8 KB more for each stream."""
-    return dumps({"rng": capture_rng(), "streams": [stream.position() for stream in streams]})
+def capture(streams: Sequence[Stream] = (), *, counting: bool = False) -> bytes:
+    """The private state now; to be taken at a step boundary. About 8 KB, and up to 8 KB more for each stream.
+
+    With `counting` it is taken inside a step, as it will be if that step counts.
+    """
+    return dumps({"rng": capture_rng(), "streams": [stream.position(counting=counting) for stream in streams]})
 
 
 def apply(data: bytes, streams: Sequence[Stream] = ()) -> None:

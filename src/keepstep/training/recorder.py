@@ -13,7 +13,7 @@ import struct
 import time
 from ctypes import addressof, c_char
 
-from keepstep.records.ring import PRIVATE_BYTES_MAX, write_private
+from keepstep.records.ring import MAX_PRIVATE_BYTES, write_private
 
 __all__ = ["Recorder", "monotonic_s", "wall_s"]
 
@@ -69,12 +69,12 @@ class Recorder:
 
     def publish_private(self, version: int, data: bytes) -> None:
         """Leave the rank's own state of `version` (RNG, data position) where it survives this process."""
-        if len(data) <= PRIVATE_BYTES_MAX:
+        if len(data) <= MAX_PRIVATE_BYTES:
             write_private(self._memory, version, data)
         elif not self._too_large:
             self._too_large = True
             log.warning(
                 "the rank's own state has %d bytes, %d fit: a replacement starts with fresh random numbers",
                 len(data),
-                PRIVATE_BYTES_MAX,
+                MAX_PRIVATE_BYTES,
             )

@@ -49,7 +49,7 @@ class Step:
                 log.info("step %d was aborted; its %s is discarded", self.number, type(error).__name__)
                 guard.resolve_aborted()
                 raise StepAborted
-            elif guard.fabric.poisoned:
+            elif guard.poisoned:
                 log.warning("after the update of step %d: %s: %s", self.number, type(error).__name__, error)
             else:
                 return False

@@ -1,0 +1,171 @@
+"""A small job with everything a step can hold; can stop at a chosen point so that it is killed from outside there.
+
+`--hold RANK:STEP:POINT[:N]` with POINT one of collective (the N-th of the step), agreed, updating, updated, forward.
+The first process that gets there writes its pid to `--marker` and waits; a process that finds the marker goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import time
+from pathlib import Path
+
+import numpy
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+import keepstep
+
+
+class Noisy(Dataset):
+    """Items that use all three random number generators, so that a wrong one is seen."""
+
+    def __len__(self) -> int:
+        return 96
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        x = torch.full((8,), index / 96) + torch.rand(8) + float(numpy.random.rand()) + random.random()
+        return x, index
+
+
+class Momentum(torch.optim.Optimizer):
+    """SGD with momentum in plain Python, so that a process can be stopped in the middle of an update."""
+
+    def __init__(self, params, lr: float, middle) -> None:
+        super().__init__(params, {"lr": lr})
+        self.middle = middle
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        for i, p in enumerate(params):
+            if i == len(params) // 2:
+                self.middle()
+            velocity = self.state[p].setdefault("velocity", torch.zeros_like(p))
+            velocity.mul_(0.9).add_(p.grad)
+            p.sub_(velocity, alpha=self.param_groups[0]["lr"])
+
+
+class Holds:
+    """Stops this process at the chosen points."""
+
+    def __init__(self, specs: list[str], marker: str) -> None:
+        self.specs = [spec.split(":") for spec in specs]
+        self.marker = marker
+        self.rank = -1
+        self.step = -1
+        self.count = 0
+
+    def at(self, point: str) -> None:
+        for i, (rank, step, where, *rest) in enumerate(self.specs):
+            if (int(rank), int(step), where) != (self.rank, self.step, point):
+                continue
+            if point == "collective" and self.count != int(rest[0]):
+                continue
+            marker = Path(f"{self.marker}.{i}")
+            try:
+                with marker.open("x") as file:
+                    file.write(str(os.getpid()))
+            except FileExistsError:
+                continue
+            time.sleep(600)
+
+    def watch_collectives(self) -> None:
+        group = type(dist.distributed_c10d._get_default_group())
+        for name in ("allreduce", "broadcast", "allgather", "all_gather_single", "reduce_scatter_single"):
+            setattr(group, name, self._counted(getattr(group, name)))
+
+    def _counted(self, call):
+        def counted(*args, **kwargs):
+            if self.step >= 0:
+                self.at("collective")
+                self.count += 1
+            return call(*args, **kwargs)
+
+        return counted
+
+
+def build(args: argparse.Namespace, holds: Holds):
+    torch.manual_seed(7)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(8, 32), torch.nn.BatchNorm1d(32), torch.nn.Dropout(0.2), torch.nn.Linear(32, 8)
+    )
+    if args.fsdp:
+        from torch.distributed.fsdp import fully_shard
+
+        for layer in model:
+            if isinstance(layer, torch.nn.Linear):
+                fully_shard(layer)
+        model = fully_shard(model)
+    else:
+        model = DistributedDataParallel(model, bucket_cap_mb=0.001)
+    optimizer = Momentum(model.parameters(), 0.05, lambda: holds.at("updating"))
+    return model, optimizer
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--hold", action="append", default=[])
+    parser.add_argument("--marker", default="")
+    parser.add_argument("--out", default="")
+    parser.add_argument("--fsdp", action="store_true")
+    parser.add_argument("--checkpoint", default="")
+    parser.add_argument("--raise-at", default="")
+    parser.add_argument("--die-at", default="")
+    parser.add_argument("--pace", type=float, default=0.0)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    holds = Holds(args.hold, args.marker)
+    with keepstep.join() as job:
+        rank = holds.rank = dist.get_rank()
+        holds.watch_collectives()
+        model, optimizer = build(args, holds)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, gamma=0.7)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
+        for seed, value in ((torch.manual_seed, rank), (numpy.random.seed, rank), (random.seed, rank)):
+            seed(value + 100)
+        job.track(model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler)
+        if args.checkpoint:
+            job.checkpoint(args.checkpoint, every=4)
+        data = Noisy()
+        batches = job.data(DataLoader(data, batch_size=4, sampler=DistributedSampler(data, seed=3), drop_last=True))
+        optimizer.register_step_pre_hook(lambda *_: holds.at("agreed"))
+        log = Path(args.out or os.devnull) / f"rank-{rank}.log" if args.out else None
+        for step in job.steps(total=args.steps):
+            seen = []
+            with step:
+                holds.step, holds.count = step.number, 0
+                if args.raise_at == f"{rank}:{step.number}":
+                    raise ValueError("the user's own mistake")
+                if args.die_at == f"{rank}:{step.number}":
+                    os.abort()
+                time.sleep(args.pace)
+                for micro in range(2):
+                    x, index = next(batches)
+                    seen += index.tolist()
+                    if not args.fsdp:
+                        model.require_backward_grad_sync = micro == 1
+                    loss = model(x).pow(2).mean()
+                    holds.at("forward")
+                    scaler.scale(loss).backward()
+                if not args.fsdp:
+                    scaler.unscale_(optimizer)
+                    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                scaler.step(optimizer)
+                holds.at("updated")
+                scaler.update()
+                scheduler.step()
+                optimizer.zero_grad()
+            holds.step = -1
+            if step.kept and log is not None:
+                with log.open("a") as file:
+                    file.write(f"{step.number} {float(loss).hex()} {seen} {os.getpid()}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""Ranks are killed from outside at every point of a step; the job ends with the same bits as an undisturbed one.
+
+Shows G-1 (a step counts for all or for none) and G-2 (bit-identical end) on real processes and signals.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from jobs import RunningJob, run_and_kill
+
+pytestmark = pytest.mark.e2e
+
+
+def same_end(job: RunningJob, undisturbed: RunningJob, losses: int) -> None:
+    """The job ended well, with the same weights, losses, samples and random numbers, and reports its incidents."""
+    assert job.finish() == 0, job.text()
+    report, expected = job.report(), undisturbed.report()
+    assert report["weights_sha256"] == expected["weights_sha256"] != "", job.text()
+    assert job.logs() == undisturbed.logs()
+    assert len(report["incidents"]) == losses, job.text()
+    assert all(incident["first_valid_step"] > 0 for incident in report["incidents"])
+
+
+@pytest.mark.parametrize(
+    "holds",
+    [
+        ["2:3:collective:0", "1:6:agreed", "0:9:updating"],
+        ["3:2:updated", "0:5:forward", "1:8:collective:2"],
+    ],
+    ids=["collective-agreed-updating", "updated-forward-collective"],
+)
+def test_killed_one_after_the_other(tmp_path: Path, undisturbed: RunningJob, holds: list[str]) -> None:
+    job = run_and_kill(tmp_path / "run", holds, standby=3)
+    same_end(job, undisturbed, losses=3)
+
+
+def test_two_at_once(tmp_path: Path, undisturbed: RunningJob) -> None:
+    job = run_and_kill(tmp_path / "run", ["1:4:forward", "2:4:forward"], standby=2)
+    same_end(job, undisturbed, losses=2)
+
+
+def test_no_standby_left(tmp_path: Path, undisturbed: RunningJob) -> None:
+    job = run_and_kill(tmp_path / "run", ["1:4:collective:1"], standby=0)
+    same_end(job, undisturbed, losses=1)
+    assert "fresh process" in job.text()
+
+
+def test_frozen_rank_wakes_up_fenced(tmp_path: Path, undisturbed: RunningJob) -> None:
+    """G: a fenced member changes nothing: it wakes up, is told so, and exits."""
+    job = run_and_kill(tmp_path / "run", ["2:4:collective:0"], "--pace", "0.3", how=signal.SIGSTOP)
+    frozen = int(Path(tmp_path / "run-marker.0").read_text())
+    while len(job.logs().get(2, ())) < 7:
+        assert job.process.poll() is None, job.text()
+        time.sleep(0.01)
+    os.kill(frozen, signal.SIGCONT)
+    same_end(job, undisturbed, losses=1)
+    assert job.report()["incidents"][0]["kind"] == "noncommunication_hang"
+    assert not Path(f"/proc/{frozen}").exists()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("nth", range(6))
+@pytest.mark.parametrize("rank", [0, 3])
+def test_killed_at_every_collective(tmp_path: Path, undisturbed: RunningJob, rank: int, nth: int) -> None:
+    job = run_and_kill(tmp_path / "run", [f"{rank}:3:collective:{nth}"])
+    same_end(job, undisturbed, losses=1)
