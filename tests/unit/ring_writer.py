@@ -39,7 +39,9 @@ class RingWriter:
         at = self._start(index)
         self.put_at(at + 8, "<6BH", 1, op.op, op.algorithm, op.element, op.reduction, op.status, len(op.peers))
         self.put_at(at + 16, "<IIQq", op.group_hash, op.generation, op.sequence, op.step)
-        self.put_at(at + 40, "<5QIi", op.count, op.nbytes, op.queued_ns, op.started_ns, op.finished_ns, op.rank, op.root)
+        self.put_at(
+            at + 40, "<5QIi", op.count, op.nbytes, op.queued_ns, op.started_ns, op.finished_ns, op.rank, op.root
+        )
         self.put_at(at, "<Q", index + 1)
         for peer in op.peers:
             self._put_peer(index, peer)
@@ -49,7 +51,9 @@ class RingWriter:
         at = self._start(index)
         self.put_at(at + 8, "<6BH", 2, 0, 0, 0, 0, 0, 0)
         waits = (peer.wait_own_ns, peer.wait_credit_ns, peer.wire_ns, peer.wait_peer_ns)
-        self.put_at(at + 16, "<QiI6Q", op_index, peer.peer, peer.transport, peer.bytes_sent, peer.bytes_received, *waits)
+        self.put_at(
+            at + 16, "<QiI6Q", op_index, peer.peer, peer.transport, peer.bytes_sent, peer.bytes_received, *waits
+        )
         self.put_at(at, "<Q", index + 1)
 
     def _start(self, index: int) -> int:

@@ -63,7 +63,9 @@ def test_an_unwritable_record_leaves_the_journal_as_it_was(journal: AnyJournal) 
 
 
 @given(st.data())
-def test_a_torn_tail_is_cut_off_told_and_written_over(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_a_torn_tail_is_cut_off_told_and_written_over(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
     directory = tmp_path_factory.mktemp("torn")
     lines = [encode_line(event) for event in steps(3)]
     cut = data.draw(st.integers(0, len(lines[2]) - 1))

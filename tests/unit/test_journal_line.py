@@ -185,7 +185,15 @@ def test_old_fields_of_a_wrong_type_are_refused() -> None:
 def test_a_secret_never_reaches_a_line() -> None:
     address = Address(member="m", node="n", local="l", host="h", port=1)
     welcome = Welcome(
-        epoch=1, rank=0, world=1, local_rank=0, generation=1, attempt=0, joiner=False, roster={0: address}, secret=b"key!"
+        epoch=1,
+        rank=0,
+        world=1,
+        local_rank=0,
+        generation=1,
+        attempt=0,
+        joiner=False,
+        roster={0: address},
+        secret=b"key!",
     )
     line = encode_line(OrderRecord(order=welcome, epoch=1, target="m", reason="start"))
     blanked = OrderRecord(order=msgspec.structs.replace(welcome, secret=b""), epoch=1, target="m", reason="start")
@@ -220,7 +228,10 @@ def test_damage_in_the_middle_is_not_called_torn() -> None:
 
 
 def test_a_refused_record_at_the_end_is_not_called_torn() -> None:
-    for bad, kind in ((line_of(record="JobEnded", schema="3.0"), SchemaTooNew), (line_of(record="Nonsense"), RecordError)):
+    for bad, kind in (
+        (line_of(record="JobEnded", schema="3.0"), SchemaTooNew),
+        (line_of(record="Nonsense"), RecordError),
+    ):
         with pytest.raises(kind, match="line 1") as caught:
             list(decode_lines([bad]))
         assert type(caught.value) is kind

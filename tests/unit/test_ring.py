@@ -78,7 +78,8 @@ def numbered(written: list[OpSlot]) -> list[OpSlot]:
     done, index = [], 0
     for op in written:
         peers = tuple(
-            msgspec.structs.replace(peer, index=index + 1 + place, op_index=index) for place, peer in enumerate(op.peers)
+            msgspec.structs.replace(peer, index=index + 1 + place, op_index=index)
+            for place, peer in enumerate(op.peers)
         )
         done.append(msgspec.structs.replace(op, index=index, peers=peers))
         index += 1 + len(peers)

@@ -113,7 +113,9 @@ def test_a_deposed_leader_can_write_nothing(opener: Opener) -> None:
     assert [entry.epoch for entry in old.read(STREAM)] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("stream", ["", "job", "cluster", "job//x", "job/a/b/c", "other/x", "job/../x", "job/a/x\n", "jöb/a/"])
+@pytest.mark.parametrize(
+    "stream", ["", "job", "cluster", "job//x", "job/a/b/c", "other/x", "job/../x", "job/a/x\n", "jöb/a/"]
+)
 def test_bad_streams_are_refused(opener: Opener, stream: str) -> None:
     store = opener()
     with pytest.raises(UsageError, match="not a stream"):
@@ -257,9 +259,7 @@ class EnginesAgree(RuleBasedStateMachine):
         epoch = self.epochs[-1]
         self.answers(user, lambda store: store.append(stream, len(store.read(stream)), data=data, epoch=epoch))
 
-    @rule(
-        user=st.integers(0, 1), stream=st.sampled_from(["cluster/", "job/a/", "job/a/x"]), first=st.integers(-2, 5)
-    )
+    @rule(user=st.integers(0, 1), stream=st.sampled_from(["cluster/", "job/a/", "job/a/x"]), first=st.integers(-2, 5))
     def read(self, user: int, stream: str, first: int) -> None:
         self.answers(user, lambda store: store.read(stream, first))
 

@@ -40,14 +40,6 @@ __all__ = [
 ]
 
 Event = (
-    JobStarted
-    | JobEnded
-    | MemberRecord
-    | FactRecord
-    | OrderRecord
-    | StepProgress
-    | Finding
-    | Incident
-    | DrillRecord
+    JobStarted | JobEnded | MemberRecord | FactRecord | OrderRecord | StepProgress | Finding | Incident | DrillRecord
 )
 """Any record of the journal; its tag (the class name) is the field `record` of a line."""

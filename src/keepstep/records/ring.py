@@ -17,6 +17,27 @@ from enum import IntEnum
 import msgspec
 
 from keepstep.errors import RecordError, SchemaTooNew
+from keepstep.records.ring_layout import (
+    COMMON,
+    DEFAULT_CAPACITY,
+    GROUP,
+    GROUP_BYTES,
+    GROUP_COUNT,
+    GROUPS_OFFSET,
+    HEADER,
+    HEADER_BYTES,
+    LAYOUT_VERSION,
+    MAGIC,
+    MAX_PRIVATE_BYTES,
+    OP,
+    PEER,
+    PRIVATE,
+    PRIVATE_BYTES,
+    SLOT_BODY,
+    SLOT_BYTES,
+    SLOTS_OFFSET,
+    ring_bytes,
+)
 
 __all__ = [
     "DEFAULT_CAPACITY",
@@ -41,29 +62,9 @@ __all__ = [
     "write_private",
 ]
 
-HEADER_BYTES = 8192
-PRIVATE_BYTES = 32768
-SLOTS_OFFSET = HEADER_BYTES + 2 * PRIVATE_BYTES
-SLOT_BYTES = 128
-GROUP_COUNT = 60
-DEFAULT_CAPACITY = 16384
-
-_MAGIC = b"KSRING01"
-_VERSION = 1
-_HEADER = struct.Struct("<8sIIQQQQqIiIIQ48s")
-_GROUP = struct.Struct("<56sIIIiQQQI")
-_GROUPS_OFFSET = 128
-_GROUP_BYTES = 128
-_COMMON = struct.Struct("<QBBBBBBH")
-_OP = struct.Struct("<IIQqQQQQQIi")
-_PEER = struct.Struct("<QiIQQQQQQ")
-_PRIVATE = struct.Struct("<QqII")
 _MAX_CAPACITY = 1 << 24
 
-MAX_PRIVATE_BYTES = PRIVATE_BYTES - _PRIVATE.size
-"""Longest private state of one version."""
-
-Buffer = bytes | bytearray | memoryview
+_Buffer = bytes | bytearray | memoryview
 
 
 class SlotStatus(IntEnum):
@@ -169,22 +170,17 @@ class Activity(msgspec.Struct, frozen=True):
     finished: float
 
 
-def ring_bytes(capacity: int = DEFAULT_CAPACITY) -> int:
-    """Size in bytes of a ring with that many slots."""
-    return SLOTS_OFFSET + capacity * SLOT_BYTES
-
-
-def read_header(buffer: Buffer) -> RingHeader:
+def read_header(buffer: _Buffer) -> RingHeader:
     """The header of a ring. Raises RecordError if it is none, SchemaTooNew if its layout is newer."""
     if len(buffer) < SLOTS_OFFSET:
         raise RecordError(f"a recorder ring of {len(buffer)} bytes is too short")
-    fields = _HEADER.unpack_from(buffer)
+    fields = HEADER.unpack_from(buffer)
     magic, version, slot_bytes, capacity = fields[:4]
-    if magic != _MAGIC:
+    if magic != MAGIC:
         raise RecordError("not a recorder ring: its first bytes are wrong")
-    if version > _VERSION:
+    if version > LAYOUT_VERSION:
         raise SchemaTooNew(
-            f"recorder ring of layout {version}, this keepstep reads up to {_VERSION}",
+            f"recorder ring of layout {version}, this keepstep reads up to {LAYOUT_VERSION}",
             remedy="read it with the keepstep version that wrote it",
         )
     if slot_bytes != SLOT_BYTES or not 0 < capacity <= _MAX_CAPACITY or len(buffer) < ring_bytes(capacity):
@@ -192,7 +188,7 @@ def read_header(buffer: Buffer) -> RingHeader:
     return RingHeader(*(*fields[3:-1], _text(fields[-1]), tuple(_groups(buffer))))
 
 
-def decode_ring(buffer: Buffer, *, newest: int | None = None) -> Ring:
+def decode_ring(buffer: _Buffer, *, newest: int | None = None) -> Ring:
     """Everything whole in a ring (in its `newest` slots only, if given), oldest first.
 
     Raises RecordError and SchemaTooNew as `read_header` does.
@@ -217,7 +213,7 @@ def decode_ring(buffer: Buffer, *, newest: int | None = None) -> Ring:
     return Ring(header, tuple(whole), torn, first + header.dropped)
 
 
-def last_activity(buffer: Buffer, newest: int = 1024) -> Activity:
+def last_activity(buffer: _Buffer, newest: int = 1024) -> Activity:
     """When an operation was last started and last finished, by the `newest` slots. Raises as `read_header` does.
 
     A member that died left its pattern after both, and no later than its peers' next collective with it.
@@ -232,18 +228,18 @@ def last_activity(buffer: Buffer, newest: int = 1024) -> Activity:
     return Activity(_wall(started, header.offset_ns), _wall(finished, header.offset_ns))
 
 
-def read_private(buffer: Buffer) -> dict[int, bytes]:
+def read_private(buffer: _Buffer) -> dict[int, bytes]:
     """The member's private state by version: at most two. A slot in mid-write or with a wrong checksum is left out."""
     found: dict[int, bytes] = {}
     for offset in (HEADER_BYTES, HEADER_BYTES + PRIVATE_BYTES):
         if len(buffer) < offset + PRIVATE_BYTES:
             break
-        before, version, length, checksum = _PRIVATE.unpack_from(buffer, offset)
+        before, version, length, checksum = PRIVATE.unpack_from(buffer, offset)
         if before == 0 or before % 2 or length > MAX_PRIVATE_BYTES:
             continue
-        start = offset + _PRIVATE.size
+        start = offset + PRIVATE.size
         data = bytes(buffer[start : start + length])
-        after = _PRIVATE.unpack_from(buffer, offset)
+        after = PRIVATE.unpack_from(buffer, offset)
         if after == (before, version, length, checksum) and zlib.crc32(data) == checksum:
             found[version] = data
     return found
@@ -261,29 +257,29 @@ def write_private(buffer: bytearray | memoryview, version: int, data: bytes) -> 
     writing = lock + 1 if lock % 2 == 0 else lock  # odd already: a writer died here
     struct.pack_into("<Q", buffer, offset, writing)
     struct.pack_into("<qII", buffer, offset + 8, version, len(data), zlib.crc32(data))
-    start = offset + _PRIVATE.size
+    start = offset + PRIVATE.size
     buffer[start : start + len(data)] = data
     struct.pack_into("<Q", buffer, offset, writing + 1)
 
 
-def _groups(buffer: Buffer) -> Iterator[GroupState]:
+def _groups(buffer: _Buffer) -> Iterator[GroupState]:
     for number in range(GROUP_COUNT):
-        name, *numbers = _GROUP.unpack_from(buffer, _GROUPS_OFFSET + number * _GROUP_BYTES)
+        name, *numbers = GROUP.unpack_from(buffer, GROUPS_OFFSET + number * GROUP_BYTES)
         if name[0]:
             yield GroupState(_text(name), *numbers)
 
 
-def _slot(buffer: Buffer, index: int, capacity: int) -> OpSlot | PeerSlot | None:
+def _slot(buffer: _Buffer, index: int, capacity: int) -> OpSlot | PeerSlot | None:
     """The slot `index`; None if its place holds something else (empty, older, in mid-write, nonsense)."""
     offset = SLOTS_OFFSET + (index % capacity) * SLOT_BYTES
     raw = bytes(buffer[offset : offset + SLOT_BYTES])
-    mark, kind, op, algorithm, element, reduction, status, _npeers = _COMMON.unpack_from(raw)
+    mark, kind, op, algorithm, element, reduction, status, _npeers = COMMON.unpack_from(raw)
     if mark != index + 1 or bytes(buffer[offset : offset + 8]) != raw[:8]:
         return None
     if kind == 1 and status <= SlotStatus.FAILED:
-        return OpSlot(index, op, algorithm, element, reduction, SlotStatus(status), *_OP.unpack_from(raw, 16))
+        return OpSlot(index, op, algorithm, element, reduction, SlotStatus(status), *OP.unpack_from(raw, SLOT_BODY))
     if kind == 2:
-        return PeerSlot(index, *_PEER.unpack_from(raw, 16))
+        return PeerSlot(index, *PEER.unpack_from(raw, SLOT_BODY))
     return None
 
 

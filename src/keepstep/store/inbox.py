@@ -11,17 +11,17 @@ from keepstep.errors import KeepstepError
 
 __all__ = ["Inbox"]
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
-class Inbox(Generic[T]):
+class Inbox(Generic[_T]):
     """Things in order, then an end. `take` may be cancelled without losing anything.
 
     `on_room` is called when the line has become shorter than `limit` again; the feeder stops while `full`.
     """
 
     def __init__(self, *, limit: int, on_room: Callable[[], None] | None = None) -> None:
-        self._things: deque[T] = deque()
+        self._things: deque[_T] = deque()
         self._limit = limit
         self._on_room = on_room
         self._changed = asyncio.Event()
@@ -32,7 +32,7 @@ class Inbox(Generic[T]):
         """True while the feeder should stop."""
         return len(self._things) >= self._limit
 
-    def put(self, thing: T) -> None:
+    def put(self, thing: _T) -> None:
         """Add one at the end of the line. Ignored after `end`."""
         if self._end is None:
             self._things.append(thing)
@@ -44,7 +44,7 @@ class Inbox(Generic[T]):
             self._end = why
             self._changed.set()
 
-    async def take(self) -> T:
+    async def take(self) -> _T:
         """The next thing. Raises what `end` was given once all was taken."""
         while not self._things:
             if self._end is not None:
