@@ -20,7 +20,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-_CommandLineError: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+_COMPLAINT: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 """Base of all complaints about the command line; typer brings its own click, older ones the package."""
 _PASS_ON = {"allow_interspersed_args": False}
 
@@ -205,16 +205,16 @@ def main(argv: list[str] | None = None) -> int:
         return int(command.main(args=argv, prog_name="keepstep", standalone_mode=False) or 0)
     except KeepstepError as error:
         print(f"keepstep: {error}", file=sys.stderr)
-        return error.exit_code
+        return int(error.exit_code)
     except typer.Exit as error:
-        return error.exit_code
+        return int(error.exit_code)
     except typer.Abort:
         return 130
     except KeyboardInterrupt:
         return 130
-    except _CommandLineError as error:
+    except _COMPLAINT as error:
         print(f"keepstep: {error.format_message()} -> see `keepstep --help`", file=sys.stderr)
-        return error.exit_code
+        return int(error.exit_code)
 
 
 if __name__ == "__main__":

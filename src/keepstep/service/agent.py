@@ -45,6 +45,7 @@ from keepstep.service.processes import start_process
 from keepstep.service.ring_archive import RingArchive
 from keepstep.service.ring_memory import RingMemory
 from keepstep.service.settings import Settings
+from keepstep.service.warden import Warden
 from keepstep.store.wire_server import AgentWire, WireServer, serve
 
 __all__ = ["Agent", "AgentPlan"]
@@ -90,6 +91,7 @@ class Agent:
         self._clock = clock
         self._console = console
         self._server: WireServer | None = None
+        self._warden: Warden | None = None
         self._poller: asyncio.Task[None] | None = None
         self._ends: set[asyncio.Task[None]] = set()
         self._ports: dict[int, int] = {}
@@ -99,6 +101,7 @@ class Agent:
     async def open(self) -> None:
         """Listen for members and start watching. Raises EnvironmentProblem where the socket cannot be had."""
         self._server = await serve(f"keepstep-{self._plan.job}-{secrets.token_hex(8)}", self._on_connect)
+        self._warden = Warden()
         self._poller = asyncio.create_task(self._watch_frozen())
 
     def obey(self, member: str, order: Order) -> None:
@@ -124,6 +127,8 @@ class Agent:
             self._poller.cancel()
         if self._server is not None:
             await self._server.close()
+        if self._warden is not None:
+            self._warden.close()
         self._archive.close()
 
     def steps(self) -> dict[int, int]:
@@ -139,6 +144,8 @@ class Agent:
             return
         member = MemberProcess(order.member, order.rank, process=process, ring=ring)
         self.members[order.member] = member
+        if self._warden is not None:
+            self._warden.add(process.pid)
         member.capture(self._plan.directory / "logs", self._console)
         process.watch(lambda: self._on_exit(member))
         self._upward("", MemberStarted(order.member, order.rank, self._plan.node, process.pid))
@@ -186,6 +193,8 @@ class Agent:
         rings = {m.name: m.ring for m in (*self.members.values(), member)}
         private, onset = self._archive.last_words(member.name, rings)
         process = member.process
+        if self._warden is not None:
+            self._warden.remove(process.pid)
         fact = MemberExited(
             member.name, member.rank, process.code, process.signal, private, onset, protected=member.protected
         )

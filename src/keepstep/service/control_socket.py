@@ -65,6 +65,8 @@ def ask_drill(directory: Path, request: DrillRequest) -> str:
     over = UsageError(
         f"run {facts.job} is over", where=str(directory), remedy="a drill needs a running job; see `keepstep report`"
     )
+    if not facts.control:
+        raise UsageError("this is the directory of an agent", where=str(directory), remedy="give the controller's")
     if not is_running(directory):
         raise over
     try:

@@ -30,7 +30,7 @@ from keepstep.service.settings import Settings
 from keepstep.service.stop_signals import STOPPED_BY
 from keepstep.store.journal import Journal
 
-__all__ = ["JobHost", "JobPlan", "job_name", "torch_version"]
+__all__ = ["JobHost", "JobPlan", "job_name", "run_facts", "torch_version"]
 
 _log = logging.getLogger(__name__)
 
@@ -103,26 +103,9 @@ class JobHost:
             loop.add_signal_handler(number, self._on_signal, number)
         name = f"keepstep-run-{self.plan.job}-{secrets.token_hex(8)}"
         self._control = await serve_control(name, self.shell.drill)
-        facts = self._facts(name)
+        facts = run_facts(self.plan, created=self._clock.wall(), control=name)
         self._directory.publish(facts)
         self._keeper.keep(_started(facts), durable=True)
-
-    def _facts(self, control: str) -> RunFacts:
-        plan = self.plan
-        return RunFacts(
-            job=plan.job,
-            script=plan.script,
-            arguments=plan.arguments,
-            world=plan.world,
-            standbys=plan.settings.standby * plan.nnodes,
-            nodes=plan.nnodes,
-            keepstep_version=__version__,
-            python_version=platform.python_version(),
-            torch_version=torch_version(),
-            created=self._clock.wall(),
-            pid=os.getpid(),
-            control=control,
-        )
 
     def _on_signal(self, number: int) -> None:
         self.interrupts += 1
@@ -178,6 +161,24 @@ class JobHost:
         with contextlib.suppress(KeepstepError):
             self._journal.close()
         return self._keeper.problem
+
+
+def run_facts(plan: JobPlan, *, created: float, control: str) -> RunFacts:
+    """What run.json says of `plan`; `control` is the socket that takes drills."""
+    return RunFacts(
+        job=plan.job,
+        script=plan.script,
+        arguments=plan.arguments,
+        world=plan.world,
+        standbys=plan.settings.standby * plan.nnodes,
+        nodes=plan.nnodes,
+        keepstep_version=__version__,
+        python_version=platform.python_version(),
+        torch_version=torch_version(),
+        created=created,
+        pid=os.getpid(),
+        control=control,
+    )
 
 
 def _started(facts: RunFacts) -> JobStarted:

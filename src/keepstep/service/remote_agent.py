@@ -14,6 +14,7 @@ from keepstep.errors import EnvironmentProblem, KeepstepError, MembershipError, 
 from keepstep.records.messages import AgentHello, Assignment, Enlist, Fact, Order, Stop
 from keepstep.service.agent import Agent, AgentPlan
 from keepstep.service.clock import Clock, SystemClock
+from keepstep.service.job_host import JobPlan, run_facts
 from keepstep.service.launcher import checked_script
 from keepstep.service.logs import close_logs, open_logs
 from keepstep.service.output import Console
@@ -43,7 +44,8 @@ class AgentRequest(msgspec.Struct, frozen=True):
 
 def run_agent(request: AgentRequest) -> int:
     """Serve one job to its end; the job's exit code. Raises KeepstepError where the controller refuses or is gone."""
-    token = read_token(Path(request.settings.token_file))
+    token_file = request.settings.token_file
+    token = read_token(Path(token_file) if token_file else None)
     return asyncio.run(_serve(request, token))
 
 
@@ -87,8 +89,11 @@ async def _work(request: AgentRequest, assignment: Assignment, *, peer: RemotePe
     console = Console()
     try:
         open_logs(settings.log_level, console=console, directory=directory.logs)
+        plan = JobPlan(assignment.job, assignment.script, assignment.arguments, 1, settings)
+        clock = SystemClock()
+        directory.publish(run_facts(plan, created=clock.wall(), control=""))
         console.say(f"keepstep: node {request.node} of job {assignment.job}, run directory {path}", error=True)
-        return await _obey(request, assignment, peer=peer, directory=path, clock=SystemClock(), console=console)
+        return await _obey(request, assignment, peer=peer, directory=path, clock=clock, console=console)
     finally:
         close_logs()
         console.close()

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from keepstep.errors import EnvironmentProblem, KeepstepError, UsageError
+from keepstep.store.journal import JOURNAL_NAME
 
 __all__ = ["REPORT_FILE", "RUN_FILE", "RunDirectory", "RunFacts", "is_running", "read_run"]
 
@@ -21,7 +22,9 @@ _MAX_RUN_FILE_BYTES = 1024 * 1024
 
 
 class RunFacts(msgspec.Struct, frozen=True):
-    """The contents of run.json. `control` is the abstract socket drills talk to, `created` wall-clock seconds."""
+    """The contents of run.json. `control` is the abstract socket drills talk to (empty in the directory of an agent),
+    `created` wall-clock seconds.
+    """
 
     job: str
     script: str
@@ -44,9 +47,15 @@ class RunDirectory:
         """Make and lock `path`. Raises UsageError if it holds something, EnvironmentProblem if it cannot be written."""
         self.path = path
         self.logs = path / "logs"
+        self._published = False
+        self._made = not path.exists()
         self._lock = _take(path)
         try:
             _refuse_other_contents(path)
+        except KeepstepError:
+            os.close(self._lock)
+            raise
+        try:
             free = shutil.disk_usage(path).free
             if free < reserve_bytes:
                 raise EnvironmentProblem(
@@ -64,6 +73,7 @@ class RunDirectory:
 
     def publish(self, facts: RunFacts) -> None:
         """Write run.json; from now on others find the run. Raises EnvironmentProblem."""
+        self._published = True
         self.write(RUN_FILE, msgspec.json.format(msgspec.json.encode(facts), indent=2) + b"\n")
 
     def write(self, name: str, data: bytes) -> None:
@@ -82,8 +92,18 @@ class RunDirectory:
             raise _unwritable(target, error) from error
 
     def close(self) -> None:
-        """Let go of the directory."""
+        """Let go of the directory; one that never became a run is left as it was found."""
+        if not self._published:
+            self._undo()
         os.close(self._lock)
+
+    def _undo(self) -> None:
+        shutil.rmtree(self.logs, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            (self.path / JOURNAL_NAME).unlink(missing_ok=True)
+            (self.path / _LOCK_FILE).unlink()
+            if self._made:
+                self.path.rmdir()
 
 
 def read_run(path: Path) -> RunFacts:

@@ -29,8 +29,11 @@ def make_token(path: Path) -> str:
     return token
 
 
-def read_token(path: Path) -> str:
+def read_token(path: Path | None) -> str:
     """The token in `path`. Raises UsageError if it is missing, short, or readable by others."""
+    if path is None:
+        remedy = "copy DIR/token of the controller here (mode 0600) and give --token-file"
+        raise UsageError("no token file is given", remedy=remedy)
     try:
         with open(path, "rb") as file:
             mode = os.fstat(file.fileno()).st_mode
