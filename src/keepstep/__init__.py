@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from keepstep.errors import EnvironmentProblem
 
 if TYPE_CHECKING:
-    from keepstep.training.job import Job, join
+    from keepstep.training.user_job import Job, join
 
 __all__ = ["Job", "__version__", "join"]
 
