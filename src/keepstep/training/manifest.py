@@ -7,6 +7,7 @@ digest; the digest of the state is the xxh3_128 over all of these, the entries a
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -114,13 +115,15 @@ class Image:
         self.chunks = manifest.chunks()
         self._keep = keep
         self._digests: bytes | None = None
+        self._lock = threading.Lock()
 
     @property
     def chunk_digests(self) -> bytes:
         """8 bytes for each chunk."""
-        if self._digests is None:
-            self._digests = chunk_digests(self.buffers, self.chunks)
-        return self._digests
+        with self._lock:
+            if self._digests is None:
+                self._digests = chunk_digests(self.buffers, self.chunks)
+            return self._digests
 
     @property
     def digest(self) -> str:
