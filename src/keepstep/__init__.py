@@ -23,7 +23,7 @@ def __getattr__(name: str) -> object:
     if name not in ("Job", "join"):
         raise AttributeError(f"module 'keepstep' has no attribute {name!r}")
     try:
-        from keepstep.training import job
+        from keepstep.training import user_job
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
@@ -31,7 +31,7 @@ def __getattr__(name: str) -> object:
             "keepstep.join() needs PyTorch, which is not installed",
             remedy="install it with: pip install 'keepstep[torch]'",
         ) from error
-    return getattr(job, name)
+    return getattr(user_job, name)
 
 
 def __dir__() -> list[str]:
