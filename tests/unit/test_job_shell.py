@@ -1,0 +1,144 @@
+"""The shell around the job machine: everything is journalled before it is sent, and drills are checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from keepstep.control.job_state import Directed, JobSpec, StopRequest
+from keepstep.errors import StoreError, UsageError
+from keepstep.records.events import DrillRecord, Event, FactRecord, OrderRecord
+from keepstep.records.messages import AgentHello, Drill, Drilled, MemberExited, StartMember
+from keepstep.service.controller import JobShell
+from keepstep.service.keeper import Keeper
+from keepstep.store.journal import MemoryJournal
+
+SPEC = JobSpec(job="j", world=2, nnodes=1, keepstep_version="1", secret=b"s" * 32, max_restarts=1)
+HELLO = AgentHello("n1", 2, 0, "1")
+
+
+class StandingClock:
+    """A clock that says what it was told."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def wall(self) -> float:
+        return self.now
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class FullJournal(MemoryJournal):
+    """A journal whose disk fills up after `room` records."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__()
+        self.room = room
+
+    def append(self, event: Event, *, durable: bool = False) -> None:
+        if self.room <= 0:
+            raise StoreError("no space left on device")
+        self.room -= 1
+        super().append(event, durable=durable)
+
+
+def shell_with(journal: MemoryJournal, send: Callable[[Directed], None]) -> tuple[JobShell, Keeper]:
+    keeper = Keeper(journal)
+    return JobShell(SPEC, send, keeper=keeper, clock=StandingClock()), keeper
+
+
+def started() -> tuple[JobShell, MemoryJournal, list[Directed]]:
+    sent: list[Directed] = []
+    journal = MemoryJournal()
+    shell, _ = shell_with(journal, sent.append)
+    shell.feed(HELLO, node="n1")
+    return shell, journal, sent
+
+
+def ended(shell: JobShell, sent: list[Directed], code: int) -> None:
+    for order in [d.order for d in sent if isinstance(d.order, StartMember)]:
+        fact = MemberExited(order.member, order.rank, code, 0, protected=False)
+        shell.feed(fact, node="n1", member=order.member)
+
+
+def test_orders_are_in_the_journal_before_they_are_sent():
+    journal = MemoryJournal()
+    known: list[bool] = []
+
+    def send(directed: Directed) -> None:
+        orders = [event.order for event in journal.replay() if isinstance(event, OrderRecord)]
+        known.append(directed.order in orders)
+
+    shell, _ = shell_with(journal, send)
+    shell.feed(HELLO, node="n1")
+    assert known == [True, True]
+    assert [event.fact for event in journal.replay() if isinstance(event, FactRecord)] == [HELLO]
+
+
+def test_an_answer_given_while_orders_go_out_waits_its_turn():
+    phases: list[str] = []
+
+    def send(directed: Directed) -> None:
+        phases.append(shell.state.phase)
+        if isinstance(directed.order, StartMember):
+            fact = MemberExited(directed.order.member, directed.order.rank, 0, 0, protected=False)
+            shell.feed(fact, node="n1", member=directed.order.member)
+
+    shell, _ = shell_with(MemoryJournal(), send)
+    shell.feed(HELLO, node="n1")
+    assert phases == ["starting", "starting"] and shell.done.is_set() and shell.state.exit_code == 0
+
+
+def test_the_job_is_done_when_all_have_ended():
+    shell, _, sent = started()
+    assert not shell.done.is_set()
+    ended(shell, sent, 0)
+    assert shell.done.is_set() and shell.state.exit_code == 0
+
+
+def test_a_request_to_stop_sets_the_exit_code():
+    shell, _, sent = started()
+    shell.feed(StopRequest(130, "stopped by SIGINT"))
+    ended(shell, sent, 0)
+    assert shell.done.is_set() and shell.state.exit_code == 130
+
+
+@pytest.mark.parametrize(
+    ("fault", "rank", "step", "says"),
+    [("kill", 2, -1, "no rank 2"), ("kill", -1, -1, "no rank -1"), ("kill", 0, -2, "no step"), ("melt", 0, 1, "melt")],
+)
+def test_nonsense_drills_are_refused(fault, rank, step, says):
+    shell, _, sent = started()
+    before = list(sent)
+    with pytest.raises(UsageError, match=says):
+        shell.drill(fault, rank=rank, step=step)
+    assert sent == before
+
+
+def test_a_drill_goes_to_the_node_of_its_rank_and_is_recorded_when_done():
+    shell, journal, sent = started()
+    assert "step 30" in shell.drill("kill", rank=1, step=30)
+    assert (sent[-1].node, sent[-1].order) == ("n1", Drill(1, "kill", 1, 30))
+    shell.feed(Drilled("kill", 1, 31, 1234.5), node="n1")
+    (record,) = [event for event in journal.replay() if isinstance(event, DrillRecord)]
+    assert (record.rank, record.step, record.requested_step, record.wall) == (1, 31, 30, 1234.5)
+
+
+def test_a_drill_of_a_job_that_is_over_is_refused():
+    shell, _, sent = started()
+    ended(shell, sent, 0)
+    with pytest.raises(UsageError, match="ending"):
+        shell.drill("kill", rank=0, step=-1)
+
+
+def test_a_full_disk_does_not_stop_the_job_but_is_told():
+    sent: list[Directed] = []
+    shell, keeper = shell_with(FullJournal(2), sent.append)
+    assert keeper.problem is None
+    shell.feed(HELLO, node="n1")
+    ended(shell, sent, 0)
+    assert shell.done.is_set() and shell.state.exit_code == 0
+    assert keeper.problem is not None and "not in the journal" in str(keeper.problem)

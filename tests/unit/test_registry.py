@@ -1,0 +1,131 @@
+"""One controller, many jobs: agents come, work and go, over the in-memory link."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+from test_job_shell import SPEC, StandingClock
+
+from keepstep import __version__
+from keepstep.control.job_state import JobSpec
+from keepstep.errors import UsageError
+from keepstep.records.messages import AgentHello, Assignment, Enlist, MemberExited, MemberStarted, StartMember, Stop
+from keepstep.service.controller import JobShell
+from keepstep.service.keeper import Keeper
+from keepstep.service.registry import Registry
+from keepstep.store.journal import MemoryJournal
+from keepstep.store.remote_peer import Envelope, RemotePeer
+from keepstep.store.remote_twin import remote_pair
+
+LIMIT_S = 10.0
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(work, LIMIT_S))
+
+
+def served(registry: Registry, job: str, *, nnodes: int = 1) -> JobShell:
+    spec = JobSpec(job, world=nnodes, nnodes=nnodes, keepstep_version=__version__, secret=SPEC.secret, max_restarts=0)
+    shell = JobShell(spec, lambda d: registry.send(job, d), keeper=Keeper(MemoryJournal()), clock=StandingClock())
+    registry.add(shell, Assignment(1, job, "train.py", ("--x",), 1, 0, 0))
+    return shell
+
+
+class FakeAgent:
+    """An agent's end of the link."""
+
+    def __init__(self, registry: Registry, node: str) -> None:
+        ours, theirs = remote_pair()
+        self.node = node
+        self.peer: RemotePeer = ours
+        self.attending = asyncio.ensure_future(registry.attend(theirs))
+
+    async def say(self, message: Any, member: str = "") -> None:
+        await self.peer.send(Envelope(self.node, member, message))
+
+    async def hear(self) -> Any:
+        return (await self.peer.receive()).message
+
+    async def enlist(self, job: str, version: str = __version__) -> Any:
+        await self.say(Enlist(self.node, job, version))
+        return await self.hear()
+
+    async def leave(self) -> None:
+        await self.peer.close()
+        await asyncio.wait({self.attending})
+
+
+def test_two_jobs_do_not_meet():
+    async def work() -> None:
+        registry = Registry()
+        shells = {job: served(registry, job) for job in ("one", "two")}
+        for job, shell in shells.items():
+            agent = FakeAgent(registry, "n1")
+            assert isinstance(await agent.enlist(job), Assignment)
+            await agent.say(AgentHello("n1", 1, 0, __version__))
+            start = await agent.hear()
+            assert isinstance(start, StartMember)
+            await agent.say(MemberExited(start.member, 0, 0, 0, protected=False), start.member)
+            await asyncio.wait_for(shell.done.wait(), LIMIT_S)
+            await registry.dismiss(job, code=0, why="done")
+            assert isinstance(await agent.hear(), Stop)
+            await agent.leave()
+        assert [shell.state.exit_code for shell in shells.values()] == [0, 0]
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    ("job", "version", "says"),
+    [("three", __version__, "no job"), ("", __version__, "no job"), ("one", "0.0.1", "0.0.1")],
+)
+def test_who_does_not_fit_is_refused_with_a_reason(job, version, says):
+    async def work() -> None:
+        registry = Registry()
+        served(registry, "one")
+        served(registry, "two")
+        agent = FakeAgent(registry, "n1")
+        answer = await agent.enlist(job, version)
+        assert isinstance(answer, Stop) and answer.code != 0 and says in answer.why
+        await agent.leave()
+
+    run(work())
+
+
+def test_a_node_name_is_taken_once():
+    async def work() -> None:
+        registry = Registry()
+        served(registry, "one", nnodes=2)
+        first, second = FakeAgent(registry, "n1"), FakeAgent(registry, "n1")
+        assert isinstance(await first.enlist("one"), Assignment)
+        answer = await second.enlist("one")
+        assert isinstance(answer, Stop) and "n1" in answer.why
+        await first.leave()
+        await second.leave()
+
+    run(work())
+
+
+def test_the_members_of_an_agent_that_leaves_are_lost():
+    async def work() -> None:
+        registry = Registry()
+        shell = served(registry, "one")
+        agent = FakeAgent(registry, "n1")
+        await agent.enlist("one")
+        await agent.say(AgentHello("n1", 1, 0, __version__))
+        start = await agent.hear()
+        await agent.say(MemberStarted(start.member, 0, "n1", 1))
+        await agent.leave()
+        assert shell.done.is_set() and shell.state.exit_code == 137
+
+    run(work())
+
+
+def test_a_job_name_is_taken_once():
+    registry = Registry()
+    served(registry, "one")
+    with pytest.raises(UsageError, match="one"):
+        served(registry, "one")

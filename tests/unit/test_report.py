@@ -1,0 +1,94 @@
+"""The report: journal records in, numbers and a time line out."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from keepstep.fleet.report import RunReport, report_text, summarise
+from keepstep.records.events import DrillRecord, Incident, JobEnded, JobStarted
+
+STARTED = JobStarted(job="j", script="train.py", world=4, wall=100.0)
+ENDED = JobEnded(job="j", wall=160.0, exit_code=0, why="all ranks are done", steps_kept=60, weights_sha256="ab" * 32)
+LOSS = Incident(
+    kind="crash",
+    rank=2,
+    node="n1",
+    onset_wall=130.0,
+    detected=0.010,
+    decided=0.011,
+    fenced=0.011,
+    standby_chosen=0.012,
+    warmed=0.1,
+    copied=0.15,
+    joined=0.16,
+    first_valid_step=0.2,
+    steps_recomputed=0,
+    bytes_moved=1000,
+    members_changed=1,
+)
+
+
+def drill(rank: int, wall: float) -> DrillRecord:
+    return DrillRecord(fault="kill", rank=rank, step=30, wall=wall)
+
+
+def test_a_whole_run():
+    report = summarise([STARTED, drill(2, 129.99), LOSS, ENDED])
+    assert (report.job, report.world, report.exit_code, report.duration_s) == ("j", 4, 0, 60.0)
+    assert (report.steps_kept, report.kept_step_share, report.weights_sha256) == (60, 1.0, "ab" * 32)
+    (incident,) = report.incidents
+    assert (incident.kind, incident.rank, incident.node, incident.members_changed) == ("crash", 2, "n1", 1)
+    assert incident.first_valid_step == 0.2 and incident.connected is None
+    assert incident.injected == pytest.approx(-0.01)
+
+
+def test_steps_done_again_lower_the_share():
+    again = msgspec.structs.replace(LOSS, steps_recomputed=15)
+    assert summarise([STARTED, again, ENDED]).kept_step_share == 60 / 75
+
+
+@pytest.mark.parametrize("other", [drill(1, 129.99), drill(2, 50.0), drill(2, 140.0)])
+def test_a_drill_of_another_rank_or_time_explains_nothing(other):
+    assert summarise([STARTED, other, LOSS, ENDED]).incidents[0].injected is None
+
+
+def test_one_drill_explains_one_incident():
+    report = summarise([STARTED, drill(2, 129.99), LOSS, LOSS, ENDED])
+    assert [incident.injected is None for incident in report.incidents] == [False, True]
+
+
+def test_a_run_that_was_cut_off():
+    report = summarise([STARTED, LOSS])
+    assert report.exit_code is None and "cut off" in report.why and report.kept_step_share is None
+
+
+def test_nothing_at_all():
+    assert summarise([]) == RunReport("", "", 0, None, summarise([]).why, (), 0, None, "", 0.0, None)
+
+
+def test_the_time_line_has_every_phase_in_order():
+    text = report_text(summarise([STARTED, drill(2, 129.99), LOSS, ENDED]))
+    rows = [line.split() for line in text.splitlines() if line.startswith("  ") and len(line.split()) == 3]
+    assert [row[0] for row in rows[1:]] == [
+        "injected",
+        "onset",
+        "detected",
+        "decided",
+        "fenced",
+        "standby_chosen",
+        "warmed",
+        "copied",
+        "joined",
+        "first_valid_step",
+    ]
+    assert rows[-1][1:] == ["200.0", "40.0"]
+    assert "60" in text and "ab" * 32 in text
+
+
+def test_json_has_the_stated_fields():
+    found = msgspec.json.decode(msgspec.json.encode(summarise([STARTED, LOSS, ENDED])))
+    assert {"incidents", "steps_kept", "kept_step_share", "weights_sha256", "false_alarm_s"} <= set(found)
+    assert {"kind", "rank", "node", "onset", "injected", "steps_recomputed", "bytes_moved"} <= set(
+        found["incidents"][0]
+    )

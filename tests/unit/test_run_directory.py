@@ -1,0 +1,77 @@
+"""One directory, one job: never mixed, written whole or not at all, left as found when nothing came of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from keepstep.errors import EnvironmentProblem, UsageError
+from keepstep.service.run_directory import REPORT_FILE, RunDirectory, RunFacts, is_running, read_run
+
+FACTS = RunFacts("job7", "s.py", ("--x",), 4, 1, 1, "v", "v", "v", 1.0, 1, "socket")
+
+
+def test_a_run_can_be_found_while_it_is_held_and_after(tmp_path):
+    directory = RunDirectory(tmp_path / "deep" / "run", reserve_bytes=0)
+    directory.publish(FACTS)
+    assert read_run(directory.path) == FACTS and is_running(directory.path)
+    directory.close()
+    assert read_run(directory.path) == FACTS and not is_running(directory.path)
+
+
+def test_a_directory_in_use_is_refused(tmp_path):
+    directory = RunDirectory(tmp_path / "run", reserve_bytes=0)
+    with pytest.raises(UsageError, match="going on"):
+        RunDirectory(tmp_path / "run", reserve_bytes=0)
+    directory.close()
+
+
+@pytest.mark.parametrize(("report", "says"), [(True, "has finished"), (False, "without a report")])
+def test_a_directory_of_another_job_is_refused(tmp_path, report, says):
+    directory = RunDirectory(tmp_path, reserve_bytes=0)
+    directory.publish(FACTS)
+    if report:
+        directory.write(REPORT_FILE, b"{}")
+    directory.close()
+    with pytest.raises(UsageError, match=f"job7.*{says}"):
+        RunDirectory(tmp_path, reserve_bytes=0)
+    assert read_run(tmp_path) == FACTS
+
+
+def test_other_files_are_never_mixed_with_a_run(tmp_path):
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with pytest.raises(UsageError, match=r"thesis\.txt"):
+        RunDirectory(tmp_path, reserve_bytes=0)
+    assert (tmp_path / "thesis.txt").read_text() == "years of work"
+
+
+@pytest.mark.parametrize("existing", [True, False])
+def test_what_never_became_a_run_leaves_nothing(tmp_path, existing):
+    path = tmp_path / "run"
+    if existing:
+        path.mkdir()
+    RunDirectory(path, reserve_bytes=0).close()
+    assert path.exists() is existing and (not existing or list(path.iterdir()) == [])
+
+
+def test_too_little_space_is_one_clear_line(tmp_path):
+    with pytest.raises(EnvironmentProblem, match="disk is full"):
+        RunDirectory(tmp_path / "run", reserve_bytes=1 << 60)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_file_in_the_way(tmp_path):
+    (tmp_path / "run").write_text("")
+    with pytest.raises(EnvironmentProblem, match="cannot write"):
+        RunDirectory(tmp_path / "run", reserve_bytes=0)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", "\x00"])
+def test_a_damaged_run_file_is_a_clear_error(tmp_path, text):
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(UsageError, match="damaged"):
+        read_run(tmp_path)
+
+
+def test_no_run_at_all(tmp_path):
+    with pytest.raises(UsageError, match="not a run directory"):
+        read_run(tmp_path)
