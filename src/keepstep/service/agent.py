@@ -41,7 +41,7 @@ from keepstep.service.environment import training_environment
 from keepstep.service.member_process import MemberProcess
 from keepstep.service.output import Console
 from keepstep.service.ports import free_port
-from keepstep.service.processes import start_process
+from keepstep.service.processes import frozen, start_process
 from keepstep.service.ring_archive import RingArchive
 from keepstep.service.ring_memory import RingMemory
 from keepstep.service.settings import Settings
@@ -175,6 +175,8 @@ class Agent:
         member = self.members.get(name)
         if member is None:
             return
+        if member.ended_by_order and frozen(member.process.pid):
+            grace_s = 0.0  # it was given its chance to wake up
         member.ended_by_order = True
         task = asyncio.get_running_loop().create_task(member.process.end(grace_s))
         self._ends.add(task)

@@ -13,7 +13,7 @@ from keepstep.control.job_state import Event as Input
 from keepstep.control.roster import by_rank
 from keepstep.errors import UsageError
 from keepstep.records.events import DrillRecord, Event, FactRecord, OrderRecord
-from keepstep.records.messages import Drill, Drilled, Fact, StartMember
+from keepstep.records.messages import Drill, Drilled, Fact
 from keepstep.service.clock import Clock
 from keepstep.service.keeper import Keeper
 
@@ -94,13 +94,14 @@ class JobShell:
                     fact=event.fact,
                 )
             )
+        before = self.state.phase
         decision = decide(self.state, event, now)
         self.state = decision.state
         self._record(decision, now)
         for directed in decision.orders:
             self._send(directed)
         if decision.reason:
-            quiet = decision.orders and all(isinstance(d.order, StartMember) for d in decision.orders)
+            quiet = before in ("gathering", "restarting")
             _log.log(logging.DEBUG if quiet else logging.INFO, "%s", decision.reason)
         if self.state.phase == "done":
             self.done.set()

@@ -53,10 +53,13 @@ class ChildProcess:
                 os.killpg(self.pid, number)
 
     async def end(self, grace_s: float) -> None:
-        """SIGTERM, then SIGKILL after `grace_s` seconds; returns when the process is gone."""
+        """SIGTERM, then SIGKILL after `grace_s` seconds; returns when the process is gone.
+
+        A frozen process gets no SIGTERM: should it wake up within the grace, it hears first that it is fenced.
+        """
         if grace_s > 0:
-            self.send(signal.SIGTERM)
-            self.send(signal.SIGCONT)
+            if not frozen(self.pid):
+                self.send(signal.SIGTERM)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.gone.wait(), grace_s)
         self.send(signal.SIGKILL)
