@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ _U32 = struct.Struct("<I")
 _I64 = struct.Struct("<q")
 _F64 = struct.Struct("<d")
 _C128 = struct.Struct("<dd")
-_NUMPY_KINDS = "biufcSUmM"
+_NUMPY_TYPE = re.compile(r"[<>|=][biufcSUmM][1-9]\d{0,8}(\[\w{1,8}\])?")
 
 
 class _Reader:
@@ -131,10 +132,9 @@ def _read_array(reader: _Reader) -> Any:
     import numpy
 
     name, shape, data = reader.items()
-    dtype = numpy.dtype(name)
-    if dtype.kind not in _NUMPY_KINDS or not dtype.itemsize:
+    if not isinstance(name, str) or not _NUMPY_TYPE.fullmatch(name):
         raise TornRecord(f"a tree holds a numpy value of type {name!r}")
-    return numpy.frombuffer(data, dtype=dtype).reshape(shape).copy()
+    return numpy.frombuffer(data, dtype=numpy.dtype(name)).reshape(shape).copy()
 
 
 def _read_sharded(reader: _Reader) -> Sharded:
