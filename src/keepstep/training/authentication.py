@@ -24,21 +24,17 @@ import msgspec
 from keepstep.errors import Fenced, GroupAborted, PeerLost
 
 __all__ = [
-    "COMMIT",
-    "MAX_BODY_BYTES",
-    "NONCE_BYTES",
-    "PROOF_BYTES",
     "Arrival",
     "Greeting",
     "Verdict",
     "greet",
 ]
 
-MAGIC = b"KSH1"
-COMMIT = b"C"
-NONCE_BYTES = 32
-PROOF_BYTES = 32
-MAX_BODY_BYTES = 2048
+_MAGIC = b"KSH1"
+_COMMIT = b"C"
+_NONCE_BYTES = 32
+_PROOF_BYTES = 32
+_MAX_BODY_BYTES = 2048
 _HEAD = struct.Struct("<I32s")
 _MAX_READS = 64
 
@@ -82,7 +78,7 @@ def _proof(secret: bytes, side: bytes, *parts: bytes) -> bytes:
 class Arrival:
     """The acceptor's half of one hello on a non-blocking socket; `advance` is called when the socket is readable.
 
-    Bounded: at most MAX_BODY_BYTES of body, one file descriptor and 64 reads.
+    Bounded: at most 2 KiB of body, one file descriptor and 64 reads.
     """
 
     def __init__(self, sock: socket.socket, secret: bytes) -> None:
@@ -91,14 +87,14 @@ class Arrival:
         self.greeting: Greeting | None = None
         self.memory_fd = -1
         self._secret = secret
-        self._nonce = os.urandom(NONCE_BYTES)
+        self._nonce = os.urandom(_NONCE_BYTES)
         self._other = b""
         self._body = b""
         self._data = bytearray()
         self._need = _HEAD.size
         self._reads = 0
         sock.setblocking(False)
-        sock.send(MAGIC + self._nonce)
+        sock.send(_MAGIC + self._nonce)
 
     def advance(self) -> bool:
         """Reads what is there. True: a proven `greeting` waits for its verdict. Raises PeerLost for any fault."""
@@ -108,9 +104,9 @@ class Arrival:
                 self._prove()
                 return True
             length, self._other = _HEAD.unpack(bytes(self._data))
-            if not 0 < length <= MAX_BODY_BYTES:
+            if not 0 < length <= _MAX_BODY_BYTES:
                 raise PeerLost(f"hello of {length} bytes refused", remedy="only keepstep members may connect here")
-            self._need, self._data = length + PROOF_BYTES, bytearray()
+            self._need, self._data = length + _PROOF_BYTES, bytearray()
             self._read()
         return False
 
@@ -120,7 +116,7 @@ class Arrival:
             said = self.sock.recv(1)
         except BlockingIOError:
             return False
-        if said != COMMIT:
+        if said != _COMMIT:
             raise PeerLost("the dialer gave up its call")
         return True
 
@@ -160,7 +156,7 @@ class Arrival:
         return data
 
     def _prove(self) -> None:
-        self._body, proof = bytes(self._data[:-PROOF_BYTES]), bytes(self._data[-PROOF_BYTES:])
+        self._body, proof = bytes(self._data[:-_PROOF_BYTES]), bytes(self._data[-_PROOF_BYTES:])
         expected = _proof(self._secret, b"dialer", self._nonce, self._other, self._body)
         if not hmac.compare_digest(proof, expected):
             raise PeerLost("a hello with a wrong proof was refused", remedy="the caller has another job's secret")
@@ -175,7 +171,7 @@ class Arrival:
 class _Caller:
     """The dialer's reads and writes, all bounded by a time and cut short by `interrupt_fd`."""
 
-    def __init__(self, sock: socket.socket, timeout_s: float, interrupt_fd: int) -> None:
+    def __init__(self, sock: socket.socket, timeout_s: float, *, interrupt_fd: int) -> None:
         self.sock = sock
         self.timeout_ms = max(1, int(timeout_s * 1000))
         self.interrupt_fd = interrupt_fd
@@ -213,28 +209,28 @@ def greet(
     Raises Fenced where the acceptor does not want this member (any more), GroupAborted when `interrupt_fd` becomes
     readable while waiting, PeerLost for everything else.
     """
-    caller = _Caller(sock, timeout_s, interrupt_fd)
-    opening = caller.read(len(MAGIC) + NONCE_BYTES)
-    if opening[: len(MAGIC)] != MAGIC:
+    caller = _Caller(sock, timeout_s, interrupt_fd=interrupt_fd)
+    opening = caller.read(len(_MAGIC) + _NONCE_BYTES)
+    if opening[: len(_MAGIC)] != _MAGIC:
         raise PeerLost("the other side does not speak keepstep's hello")
-    nonce, own = opening[len(MAGIC) :], os.urandom(NONCE_BYTES)
+    nonce, own = opening[len(_MAGIC) :], os.urandom(_NONCE_BYTES)
     body = _encoder.encode(greeting)
-    if len(body) > MAX_BODY_BYTES:
+    if len(body) > _MAX_BODY_BYTES:
         raise PeerLost(f"hello of {len(body)} bytes is too long", remedy="use shorter group names")
     message = _HEAD.pack(len(body), own) + body + _proof(secret, b"dialer", nonce, own, body)
     if memory_fd >= 0:
         socket.send_fds(sock, [message], [memory_fd])
     else:
         sock.sendall(message)
-    reply = caller.read(1 + PROOF_BYTES)
+    reply = caller.read(1 + _PROOF_BYTES)
     if not hmac.compare_digest(reply[1:], _proof(secret, b"acceptor", reply[:1], nonce, own, body)):
         raise PeerLost("the other side could not prove that it knows the job's secret")
-    return _judge(sock, reply[0], greeting)
+    return _judge(sock, reply[0], greeting=greeting)
 
 
-def _judge(sock: socket.socket, said: int, greeting: Greeting) -> Verdict:
+def _judge(sock: socket.socket, said: int, *, greeting: Greeting) -> Verdict:
     if said == Verdict.WELCOME:
-        sock.sendall(COMMIT)
+        sock.sendall(_COMMIT)
         return Verdict.WELCOME
     if said == Verdict.CROSSED:
         return Verdict.CROSSED

@@ -24,10 +24,10 @@ from keepstep.training.work import Completer, DoneWork, PlaneWork
 
 __all__ = ["KeepstepGroup"]
 
-Tensors = Sequence[torch.Tensor]
+_Tensors = Sequence[torch.Tensor]
 
 
-def _as_list(tensors: Tensors | torch.Tensor) -> list[torch.Tensor]:
+def _as_list(tensors: _Tensors | torch.Tensor) -> list[torch.Tensor]:
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
 
 
@@ -72,7 +72,7 @@ class KeepstepGroup(ProcessGroup):  # type: ignore[misc]
     def _channel(self, lane: Lane) -> Channel:
         found = self._channels.get(lane)
         if found is None:
-            found = self._channels[lane] = self._fabric.channel(self._name, lane, self._ranks)
+            found = self._channels[lane] = self._fabric.channel(self._name, lane, ranks=self._ranks)
         return found
 
     def _limit(self, opts: object) -> float:
@@ -135,7 +135,7 @@ class KeepstepGroup(ProcessGroup):  # type: ignore[misc]
 
     # ------------------------------------------------------------------ reductions
 
-    def allreduce(self, tensors: Tensors | torch.Tensor, opts: object = None, timeout: timedelta | None = None) -> Work:
+    def allreduce(self, tensors: _Tensors | torch.Tensor, opts: object = None, timeout: timedelta | None = None) -> Work:
         """Every rank gets the reduction of the tensors, in place."""
         tensors = _as_list(tensors)
         prepared = Prepared(tensors)
@@ -144,11 +144,11 @@ class KeepstepGroup(ProcessGroup):  # type: ignore[misc]
         call = Call(op=Op.ALL_REDUCE, element=element, reduction=reduction, inputs=spans, outputs=spans)
         return self._submit([call], prepared, opts)
 
-    def allreduce_coalesced(self, tensors: Tensors, opts: object = None) -> Work:
+    def allreduce_coalesced(self, tensors: _Tensors, opts: object = None) -> Work:
         """As `allreduce`, all tensors (of one type) in one go."""
         return self.allreduce(tensors, opts)
 
-    def reduce(self, tensors: Tensors, opts: object = None) -> Work:
+    def reduce(self, tensors: _Tensors, opts: object = None) -> Work:
         """The root gets the reduction; the tensors of others stay as they are."""
         prepared = Prepared(list(tensors))
         root = getattr(opts, "rootRank", 0)
@@ -159,7 +159,7 @@ class KeepstepGroup(ProcessGroup):  # type: ignore[misc]
         call = Call(op=Op.REDUCE, element=element, reduction=reduction, root=root, inputs=inputs, outputs=outputs)
         return self._submit([call], prepared, opts)
 
-    def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: object = None) -> Work:
+    def reduce_scatter(self, outputs: _Tensors, inputs: Sequence[_Tensors], opts: object = None) -> Work:
         """Every rank gets its part of the reduction of lists of tensors."""
         prepared = Prepared(list(outputs))
         element, reduction = self._kind(outputs, opts)
@@ -173,7 +173,7 @@ class KeepstepGroup(ProcessGroup):  # type: ignore[misc]
         """Every rank gets its part of the reduction of one tensor."""
         return self.reduce_scatter_single_coalesced([output], [tensor], opts)
 
-    def reduce_scatter_single_coalesced(self, outputs: Tensors, tensors: Tensors, opts: object = None) -> Work:
+    def reduce_scatter_single_coalesced(self, outputs: _Tensors, tensors: _Tensors, opts: object = None) -> Work:
         """As `reduce_scatter_single` for several tensors."""
         prepared = Prepared(list(outputs))
         element, reduction = self._kind(outputs, opts)
@@ -188,12 +188,12 @@ class KeepstepGroup(ProcessGroup):  # type: ignore[misc]
     ) -> Call:
         return Call(op=Op.REDUCE_SCATTER, element=element, reduction=reduction, inputs=spans, outputs=[output])
 
-    def _kind(self, tensors: Tensors, opts: object) -> tuple[Element, Reduction]:
+    def _kind(self, tensors: _Tensors, opts: object) -> tuple[Element, Reduction]:
         return element_of(tensors[0], reduced=True), reduction_of(_operation(opts))
 
     # ------------------------------------------------------------------ moving data
 
-    def broadcast(self, tensors: Tensors | torch.Tensor, opts: object = None) -> Work:
+    def broadcast(self, tensors: _Tensors | torch.Tensor, opts: object = None) -> Work:
         """All ranks get the tensors of the root."""
         tensors = _as_list(tensors)
         prepared = Prepared(tensors)
@@ -206,14 +206,14 @@ class KeepstepGroup(ProcessGroup):  # type: ignore[misc]
                             for tensor in tensors]
         return self._submit([call], prepared, opts)
 
-    def allgather(self, outputs: Sequence[Tensors], tensors: Tensors, opts: object = None) -> Work:
+    def allgather(self, outputs: Sequence[_Tensors], tensors: _Tensors, opts: object = None) -> Work:
         """All ranks get the tensors of all, which may differ in size."""
         result = outputs[0] if len(outputs) == 1 else [tensor for row in outputs for tensor in row]
         prepared = Prepared(list(result))
         calls = [self._gathered(prepared, list(row), tensor) for row, tensor in zip(outputs, tensors, strict=True)]
         return self._submit(calls, prepared, opts)
 
-    def allgather_coalesced(self, lists: Sequence[Tensors], tensors: Tensors, opts: object = None) -> Work:
+    def allgather_coalesced(self, lists: Sequence[_Tensors], tensors: _Tensors, opts: object = None) -> Work:
         """All ranks get several tensors of all: `lists[rank][number]`."""
         prepared = Prepared([tensor for row in lists for tensor in row])
         calls = [
@@ -225,7 +225,7 @@ class KeepstepGroup(ProcessGroup):  # type: ignore[misc]
         """All ranks get the tensors of all in one tensor."""
         return self.all_gather_single_coalesced([output], [tensor], opts)
 
-    def all_gather_single_coalesced(self, outputs: Tensors, tensors: Tensors, opts: object = None) -> Work:
+    def all_gather_single_coalesced(self, outputs: _Tensors, tensors: _Tensors, opts: object = None) -> Work:
         """As `all_gather_single` for several tensors."""
         prepared = Prepared(list(outputs))
         calls = []
@@ -251,11 +251,11 @@ class KeepstepGroup(ProcessGroup):  # type: ignore[misc]
         """Rank i gets part i of every rank's tensor; parts are rows, equal or as the split sizes say."""
         prepared = Prepared([output])
         call = Call(op=Op.ALL_TO_ALL, element=element_of(tensor, reduced=False))
-        call.inputs = rows(prepared.read(tensor), tensor, input_split_sizes, count=self._count)
-        call.outputs = rows(prepared.write(output), output, output_split_sizes, count=self._count)
+        call.inputs = rows(prepared.read(tensor), tensor, splits=input_split_sizes, count=self._count)
+        call.outputs = rows(prepared.write(output), output, splits=output_split_sizes, count=self._count)
         return self._submit([call], prepared, opts)
 
-    def alltoall(self, outputs: Tensors, tensors: Tensors, opts: object = None) -> Work:
+    def alltoall(self, outputs: _Tensors, tensors: _Tensors, opts: object = None) -> Work:
         """Rank i gets tensor i of every rank's list."""
         prepared = Prepared(list(outputs))
         call = Call(op=Op.ALL_TO_ALL, element=element_of(tensors[0], reduced=False))
@@ -263,7 +263,7 @@ class KeepstepGroup(ProcessGroup):  # type: ignore[misc]
         call.outputs = [prepared.write(tensor) for tensor in outputs]
         return self._submit([call], prepared, opts)
 
-    def gather(self, outputs: Sequence[Tensors], tensors: Tensors, opts: object = None) -> Work:
+    def gather(self, outputs: Sequence[_Tensors], tensors: _Tensors, opts: object = None) -> Work:
         """The root gets the tensors of all."""
         root = getattr(opts, "rootRank", 0)
         row = list(outputs[0]) if root == self._own else []
@@ -273,7 +273,7 @@ class KeepstepGroup(ProcessGroup):  # type: ignore[misc]
         call.outputs = [prepared.write(output) for output in row]
         return self._submit([call], prepared, opts)
 
-    def scatter(self, outputs: Tensors, lists: Sequence[Tensors], opts: object = None) -> Work:
+    def scatter(self, outputs: _Tensors, lists: Sequence[_Tensors], opts: object = None) -> Work:
         """Every rank gets its tensor of the root's list."""
         root = getattr(opts, "rootRank", 0)
         prepared = Prepared(list(outputs))
@@ -292,14 +292,14 @@ class KeepstepGroup(ProcessGroup):  # type: ignore[misc]
 
     # ------------------------------------------------------------------ from one to one
 
-    def send(self, tensors: Tensors, dst: int, tag: int = 0) -> Work:
+    def send(self, tensors: _Tensors, dst: int, tag: int = 0) -> Work:
         """Sends one tensor to the group rank `dst`."""
         prepared = Prepared(list(tensors))
         call = Call(op=Op.SEND, element=element_of(tensors[0], reduced=False), peer=dst, tag=tag)
         call.inputs = [prepared.read(tensors[0])]
         return self._submit([call], prepared)
 
-    def recv(self, tensors: Tensors, src: int, tag: int = 0) -> Work:
+    def recv(self, tensors: _Tensors, src: int, tag: int = 0) -> Work:
         """Receives one tensor of exactly this size from the group rank `src`."""
         prepared = Prepared(list(tensors))
         prepared.from_any = True
@@ -307,7 +307,7 @@ class KeepstepGroup(ProcessGroup):  # type: ignore[misc]
         call.outputs = [prepared.write(tensors[0])]
         return self._submit([call], prepared)
 
-    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Work:
+    def recv_anysource(self, tensors: _Tensors, tag: int = 0) -> Work:
         """Receives one tensor from whoever sends first."""
         return self.recv(tensors, -1, tag)
 

@@ -25,7 +25,7 @@ from keepstep.training.watch import News, Watch, watch_peers
 
 __all__ = ["Fabric", "Mode", "Place", "connect_fabric", "current_fabric"]
 
-AGREEMENT_GROUP = "keepstep.agreement"
+_AGREEMENT_GROUP = "keepstep.agreement"
 _DIAL_TIMEOUT_S = 60.0
 _FAREWELL_GRACE_S = 0.2
 
@@ -119,6 +119,7 @@ class Fabric:
 
     @recording.setter
     def recording(self, on: bool) -> None:
+        """Switches the recorder on or off."""
         self._domain.recording = on
 
     def record_into(self, base_address: int, size: int) -> None:
@@ -129,9 +130,9 @@ class Fabric:
         """The step that records carry from now on."""
         self._domain.set_step(step)
 
-    def channel(self, group: str, lane: Lane, ranks: tuple[int, ...]) -> Channel:
+    def channel(self, group: str, lane: Lane, *, ranks: tuple[int, ...]) -> Channel:
         """The plane of one lane of a group of global `ranks`, with its links."""
-        return self._links.channel(group, lane, ranks)
+        return self._links.channel(group, lane, ranks=ranks)
 
     def close_group(self, group: str) -> None:
         """Ends a group: its pending collectives end at once, its links are closed."""
@@ -188,7 +189,7 @@ class Fabric:
             return False
         votes = array.array("i", [1])
         buffer = (votes.buffer_info()[0], votes.itemsize)
-        channel = self.channel(AGREEMENT_GROUP, Lane.COLLECTIVE, self.ranks)
+        channel = self.channel(_AGREEMENT_GROUP, Lane.COLLECTIVE, ranks=self.ranks)
         call = Call(op=Op.ALL_REDUCE, element=Element.INT32, reduction=Reduction.MIN, inputs=[buffer],
                     outputs=[buffer], inline=True)
         ticket = channel.submit(call)
@@ -205,9 +206,9 @@ class Fabric:
 
     def dial(self, address: Address, kind: str) -> socket.socket:
         """An authenticated connection to the member at `address`. Raises PeerLost or Fenced."""
-        return self._dial(address, kind, self.generation)
+        return self._dial(address, kind, generation=self.generation)
 
-    def _dial(self, address: Address, kind: str, generation: int) -> socket.socket:
+    def _dial(self, address: Address, kind: str, *, generation: int) -> socket.socket:
         sock = connect_address(self.address, address, timeout_s=_DIAL_TIMEOUT_S)
         greeting = Greeting(kind, self.address.member, self.rank, address.member, generation)
         try:
@@ -225,7 +226,7 @@ class Fabric:
         for rank in wanted:
             try:
                 address = self.directory.resolve(rank, _DIAL_TIMEOUT_S)
-                sock = self._dial(address, "watch", generation)
+                sock = self._dial(address, "watch", generation=generation)
             except (TransportError, MembershipError) as error:
                 if self.generation == generation and not self._closed:
                     self._gone(-1 if isinstance(error, Fenced) else rank)
@@ -270,14 +271,14 @@ class Fabric:
 
     # ------------------------------------------------------------------ losses (watch.WatchEvents)
 
-    def heard(self, news: News, generation: int, rank: int) -> None:
+    def heard(self, news: News, rank: int, *, generation: int) -> None:
         """News of a neighbour: acts on them and passes them on, once."""
         if news is News.LEFT:
             with self._lock:
                 fresh = rank not in self._left
                 self._left.add(rank)
             if fresh:
-                self._watch.tell(News.LEFT, generation, rank)
+                self._watch.tell(News.LEFT, rank, generation=generation)
         elif generation == self.generation:
             self._gone(rank)
         elif generation > self.generation:
@@ -307,7 +308,7 @@ class Fabric:
             generation = self.generation
         self.poison()
         if rank >= 0:
-            self._watch.tell(News.LOST, generation, rank)
+            self._watch.tell(News.LOST, rank, generation=generation)
         if self.on_loss is not None:
             self.on_loss(rank)
 
@@ -319,7 +320,7 @@ class Fabric:
             if self._closed:
                 return
             self._closed = True
-        self._watch.tell(News.LEFT, self.generation, self.rank)
+        self._watch.tell(News.LEFT, self.rank, generation=self.generation)
         self._doors.close()
         self._links.close()
         self._watch.close()

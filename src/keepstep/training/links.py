@@ -99,7 +99,7 @@ class Links:
         self._interrupt_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._closed = False
 
-    def channel(self, group: str, lane: Lane, ranks: tuple[int, ...]) -> Channel:
+    def channel(self, group: str, lane: Lane, *, ranks: tuple[int, ...]) -> Channel:
         """The channel of `lane` of the group `group` whose members are the global `ranks`; made at the first call."""
         with self._lock:
             found = self._channels.get((group, lane))
@@ -109,7 +109,7 @@ class Links:
             plane = Plane(self._domain, own, size=len(ranks), lane=lane, group=group, global_ranks=ranks)
             channel = self._channels[group, lane] = Channel(self, plane)
             for key in [key for key in self._inbox if key[:2] == (group, lane)]:
-                self._attach(channel, key.peer, self._inbox.pop(key), creator=False)
+                self._attach(channel, key.peer, arrived=self._inbox.pop(key), creator=False)
             return channel
 
     def ensure(self, channel: Channel, peers: Iterable[int]) -> bool:
@@ -157,7 +157,7 @@ class Links:
             if self._closed or not self._directory.admits(key.peer, greeting.member):
                 _discard(arrived)
             elif channel is not None:
-                self._attach(channel, key.peer, arrived, creator=False)
+                self._attach(channel, key.peer, arrived=arrived, creator=False)
             else:
                 if key in self._inbox:
                     _discard(self._inbox[key])
@@ -175,7 +175,7 @@ class Links:
             try:
                 address = self._directory.resolve(key.peer, _DIAL_TIMEOUT_S)
                 member = address.member
-                arrived = self._call(address, key, generation)
+                arrived = self._call(address, key, generation=generation)
             except (TransportError, MembershipError, OSError) as error:
                 why = error
             with self._lock:
@@ -184,14 +184,14 @@ class Links:
                     continue
                 self._dialing.discard(key)
                 if arrived is not None and not self._closed and self._directory.admits(key.peer, member):
-                    self._attach(channel, key.peer, arrived, creator=True)
+                    self._attach(channel, key.peer, arrived=arrived, creator=True)
                 elif arrived is not None:
                     _discard(arrived)
             if why is not None and not over and not isinstance(why, GroupAborted):
                 self._lost(-1 if isinstance(why, Fenced) else key.peer)
             return
 
-    def _call(self, address: Address, key: _Key, generation: int) -> _Arrived | None:
+    def _call(self, address: Address, key: _Key, *, generation: int) -> _Arrived | None:
         own = self._identity
         sock = connect_address(own.address, address, timeout_s=_DIAL_TIMEOUT_S)
         shared = sock.family == socket.AF_UNIX
@@ -217,7 +217,7 @@ class Links:
                 _discard(_Arrived(sock, memory_fd))
         return _Arrived(sock, memory_fd) if verdict == Verdict.WELCOME else None
 
-    def _attach(self, channel: Channel, rank: int, arrived: _Arrived, *, creator: bool) -> None:
+    def _attach(self, channel: Channel, rank: int, *, arrived: _Arrived, creator: bool) -> None:
         peer = channel.index.get(rank, -1)
         if peer < 0 or peer == channel.plane.rank:
             _discard(arrived)

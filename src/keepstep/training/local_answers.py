@@ -12,7 +12,7 @@ from keepstep.training.plane import Call, Op
 
 __all__ = ["answer_locally"]
 
-Span = tuple[int, int]
+_Span = tuple[int, int]
 
 
 def answer_locally(call: Call, rank: int) -> None:
@@ -24,10 +24,10 @@ def answer_locally(call: Call, rank: int) -> None:
             ctypes.memset(address, 0, nbytes)
         return
     for number, output in enumerate(call.outputs):
-        _copy(output, _source(call, number, rank))
+        _copy(output, _source(call, number, rank=rank))
 
 
-def _source(call: Call, number: int, rank: int) -> Span:
+def _source(call: Call, number: int, *, rank: int) -> _Span:
     if call.op in (Op.ALL_GATHER, Op.GATHER):
         return call.inputs[0]
     if call.op is Op.REDUCE_SCATTER or call.op is Op.SCATTER:
@@ -35,7 +35,7 @@ def _source(call: Call, number: int, rank: int) -> Span:
     return call.inputs[number] if number < len(call.inputs) else (0, 0)
 
 
-def _copy(output: Span, source: Span) -> None:
+def _copy(output: _Span, source: _Span) -> None:
     if output == source:
         return
     nbytes = min(output[1], source[1])

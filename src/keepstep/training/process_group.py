@@ -17,10 +17,10 @@ from typing import Any
 import torch.distributed as dist
 
 from keepstep.errors import PeerLost
+from keepstep.training.collectives import KeepstepGroup
 from keepstep.training.directory import Store, StoreDirectory
 from keepstep.training.doors import Doors
 from keepstep.training.fabric import Fabric, Place, current_fabric
-from keepstep.training.collectives import KeepstepGroup
 
 __all__ = ["BACKEND", "Options", "node_identity", "register"]
 
@@ -56,9 +56,10 @@ _own: list[Fabric] = []
 
 def _create(asked: Any, options: object) -> KeepstepGroup:
     ranks = tuple(asked.global_ranks_in_group) or tuple(range(asked.group_size))
-    fabric = current_fabric() or _suitable(ranks)
+    wanted = options if isinstance(options, Options) else Options()
+    fabric = current_fabric() or _suitable(ranks, wanted)
     if fabric is None:
-        fabric = _make_fabric(asked, ranks, options if isinstance(options, Options) else Options())
+        fabric = _make_fabric(asked, ranks, options=wanted)
         _own.append(fabric)
     name = asked.group_id
     _groups.setdefault(id(fabric), set()).add(name)
@@ -68,8 +69,9 @@ def _create(asked: Any, options: object) -> KeepstepGroup:
     )
 
 
-def _suitable(ranks: tuple[int, ...]) -> Fabric | None:
-    return next((fabric for fabric in _own if set(ranks) <= set(fabric.ranks)), None)
+def _suitable(ranks: tuple[int, ...], options: Options) -> Fabric | None:
+    fits = (fabric for fabric in _own if options.node in ("", fabric.address.node))
+    return next((fabric for fabric in fits if set(ranks) <= set(fabric.ranks)), None)
 
 
 def _ended(fabric: Fabric, name: str) -> None:
@@ -87,20 +89,20 @@ def _close_all() -> None:
         fabric.close()
 
 
-def _make_fabric(asked: Any, ranks: tuple[int, ...], options: Options) -> Fabric:
+def _make_fabric(asked: Any, ranks: tuple[int, ...], *, options: Options) -> Fabric:
     rank, store = ranks[asked.group_rank], asked.store
     member = f"rank{rank}-{secrets.token_hex(6)}"
     doors = Doors(member, options.node or node_identity(), host=options.host or _own_host())
     directory = StoreDirectory(store)
     directory.publish(rank, doors.address)
     place = Place(rank, len(ranks), 1, ranks)
-    secret = _shared_secret(store, asked.group_rank, asked.timeout)
+    secret = _shared_secret(store, asked.group_rank, timeout=asked.timeout)
     fabric = Fabric(doors, place, secret=secret, directory=directory, protected=False)
     fabric.start_watch()
     return fabric
 
 
-def _shared_secret(store: Store, rank: int, timeout: timedelta) -> bytes:
+def _shared_secret(store: Store, rank: int, *, timeout: timedelta) -> bytes:
     """The store is what the members trust: whoever reads it may take part."""
     if rank == 0:
         secret = secrets.token_bytes(32)

@@ -17,7 +17,7 @@ from keepstep.training.plane import Element, Reduction
 
 __all__ = ["Prepared", "element_of", "parts", "reduction_of", "rows"]
 
-Span = tuple[int, int]
+_Span = tuple[int, int]
 
 _ELEMENTS = {
     torch.uint8: Element.UINT8,
@@ -91,19 +91,19 @@ class Prepared:
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._integers: list[torch.Tensor] = []
 
-    def read(self, tensor: torch.Tensor) -> Span:
+    def read(self, tensor: torch.Tensor) -> _Span:
         """Address and bytes of the dense data of an input."""
         dense = self._dense(tensor, copy=True)
         self._kept.append(dense)
         return dense.data_ptr(), dense.numel() * dense.element_size()
 
-    def write(self, tensor: torch.Tensor) -> Span:
+    def write(self, tensor: torch.Tensor) -> _Span:
         """Address and bytes where the data of an output shall go."""
         dense = self._dense(tensor, copy=False)
         self._output(tensor, dense)
         return dense.data_ptr(), dense.numel() * dense.element_size()
 
-    def update(self, tensor: torch.Tensor) -> Span:
+    def update(self, tensor: torch.Tensor) -> _Span:
         """Address and bytes of a tensor that is input and output."""
         dense = self._dense(tensor, copy=True)
         self._output(tensor, dense)
@@ -145,7 +145,7 @@ class Prepared:
         self._kept, self._copies, self._integers = [], [], []
 
 
-def parts(span: Span, count: int) -> list[Span]:
+def parts(span: _Span, count: int) -> list[_Span]:
     """`span` cut into `count` equal parts. Raises UsageError if that leaves a rest."""
     address, nbytes = span
     size, rest = divmod(nbytes, count)
@@ -154,7 +154,7 @@ def parts(span: Span, count: int) -> list[Span]:
     return [(address + size * number, size) for number in range(count)]
 
 
-def rows(span: Span, tensor: torch.Tensor, splits: Sequence[int], *, count: int) -> list[Span]:
+def rows(span: _Span, tensor: torch.Tensor, *, splits: Sequence[int], count: int) -> list[_Span]:
     """`span` of `tensor` cut along its first dimension by `splits` (empty: into `count` equal parts)."""
     if not splits:
         return parts(span, count)

@@ -35,7 +35,7 @@ class News(IntEnum):
 class WatchEvents(Protocol):
     """What the watch thread reports; ranks are global. None of these may block for long."""
 
-    def heard(self, news: News, generation: int, rank: int) -> None:
+    def heard(self, news: News, rank: int, *, generation: int) -> None:
         """News came in from a neighbour."""
         ...
 
@@ -111,7 +111,7 @@ class Watch:
         with self._lock:
             return {rank: os.fstat(sock.fileno()).st_ino for rank, sock in self._links.items()}
 
-    def tell(self, news: News, generation: int, rank: int) -> None:
+    def tell(self, news: News, rank: int, *, generation: int) -> None:
         """Sends news to all neighbours. A neighbour whose socket is full is skipped: others will reach it."""
         data = _NEWS.pack(_MAGIC, news, generation, rank)
         with self._lock:
@@ -178,7 +178,7 @@ class Watch:
                 self._remove(rank)
         for magic, news, generation, about in messages:
             if magic == _MAGIC and news in (News.LOST, News.LEFT):
-                self._events.heard(News(news), generation, about)
+                self._events.heard(News(news), about, generation=generation)
         if broken:
             self._events.hung_up(rank)
 
