@@ -1,1 +1,0 @@
-int ks_version(void){return 1;}
