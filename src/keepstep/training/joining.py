@@ -124,7 +124,7 @@ def _hello(warm: Warm) -> Hello:
         pid=os.getpid(),
         address=warm.doors.address,
         keepstep_version=__version__,
-        torch_version=torch.__version__,
+        torch_version=str(torch.__version__),
     )
 
 
