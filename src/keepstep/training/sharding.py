@@ -7,11 +7,12 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from keepstep.errors import StateError
 from keepstep.training.tree import Sharded
 
-__all__ = ["Meshes", "coordinates", "is_distributed", "local_of", "sharded_of"]
+__all__ = ["Meshes", "coordinates", "forget_meshes", "is_distributed", "local_of", "sharded_of"]
 
 
 def _api() -> Any:
@@ -43,18 +44,32 @@ def sharded_of(tensor: Any) -> Any:
 
 
 def coordinates(tensor: Any) -> tuple[tuple[str, int], ...]:
-    """Which shard this member holds: one (placement, coordinate) for each mesh dimension that is not replicated."""
+    """Which shard this member holds: one (placement, coordinate) for each mesh dimension that is not replicated.
+
+    The coordinates come from the rank of this process, not from the mesh, which may be cached from an earlier rank.
+    """
     if not is_distributed(tensor):
         return ()
-    place = tensor.device_mesh.get_coordinate()
-    if place is None:
+    place = (tensor.device_mesh.mesh == dist.get_rank()).nonzero().tolist()
+    if len(place) != 1:
         return (("outside", 0),)
     api = _api()
     return tuple(
-        (str(placement), int(at))
-        for placement, at in zip(tensor.placements, place, strict=True)
+        (str(placement), at)
+        for placement, at in zip(tensor.placements, place[0], strict=True)
         if not isinstance(placement, api.Replicate)
     )
+
+
+def forget_meshes() -> None:
+    """Drop torch's caches of sharding decisions, which hold device meshes with the rank they were made under.
+
+    To be called where a process takes another rank: else new distributed tensors get an old mesh.
+    """
+    if _api() is not None:
+        from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+        _clear_sharding_prop_cache()
 
 
 def _placement(placement: Any) -> tuple[Any, ...]:
