@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from keepstep import __version__
 from keepstep.control.member import MemberState
-from keepstep.errors import EnvironmentProblem, MembershipError, PeerLost, UsageError
+from keepstep.errors import EnvironmentProblem, PeerLost, UsageError
 from keepstep.records.messages import Fence, Hello, Order, Stop, Welcome
 from keepstep.store.wire import Wire
 from keepstep.training import process_group
@@ -99,7 +99,7 @@ def _connect() -> Warm:
 
 
 def await_welcome(warm: Warm) -> Welcome:
-    """Say hello (once) and wait for a role. Raises MembershipError when the job ends before there is one."""
+    """Say hello (once) and wait for a role. Raises SystemExit when the job ends before there is one."""
     if warm.welcome is not None:
         return warm.welcome
     if not warm.said:
@@ -110,7 +110,8 @@ def await_welcome(warm: Warm) -> Welcome:
     while not isinstance(order, (Welcome, Stop, Fence)):
         order = warm.link.next_order()
     if not isinstance(order, Welcome):
-        raise MembershipError("the job ended before this process became a member", where=order.why)
+        log.info("the job ended before this process became a member: %s", order.why)
+        raise SystemExit(0)
     warm.welcome = order
     _tell_environment(order)
     return order
