@@ -9,7 +9,8 @@ from datetime import timedelta
 
 import pytest
 import torch
-from torch.distributed import AllgatherOptions, AllreduceOptions, DistBackendError, ReduceOp
+from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions, BroadcastOptions
+from torch.distributed import DistBackendError, ReduceOp
 
 from keepstep.errors import UsageError
 from keepstep.training.collectives import KeepstepGroup
@@ -93,7 +94,7 @@ def test_poison_ends_pending_collectives_and_clamps_integers(worlds: Callable[..
 
 
 def _root(rank: int) -> object:
-    options = torch.distributed.BroadcastOptions()
+    options = BroadcastOptions()
     options.rootRank = rank
     return options
 

@@ -10,6 +10,7 @@ import array
 import contextlib
 import socket
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -26,7 +27,7 @@ from keepstep.training.watch import News, Watch, watch_peers
 __all__ = ["Fabric", "Mode", "Place", "connect_fabric", "current_fabric"]
 
 _AGREEMENT_GROUP = "keepstep.agreement"
-_DIAL_TIMEOUT_S = 60.0
+_DIAL_TIMEOUT_S = 120.0
 _FAREWELL_GRACE_S = 0.2
 
 
@@ -79,7 +80,9 @@ class Fabric:
         self._left: set[int] = set()
         self._early: set[tuple[int, int]] = set()
         self._served: dict[str, Callable[[socket.socket], None]] = {}
+        self._calling: set[int] = set()
         self._domain = Domain(protected=protected)
+        weakref.finalize(self, self._domain.close).atexit = False  # when no thread of ours can use it any more
         self._domain.install(place.generation)
         identity = Identity(doors.address, place.rank, secret)
         self._links = Links(self._domain, identity, directory=directory, lost=self._gone)
@@ -91,7 +94,7 @@ class Fabric:
     @property
     def mode(self) -> Mode:
         """How collectives are carried out now."""
-        if self._local:
+        if self._local and not self._closed:
             return Mode.LOCAL
         return Mode.POISONED if self._domain.poisoned else Mode.LIVE
 
@@ -152,12 +155,11 @@ class Fabric:
     def start_watch(self) -> None:
         """Dials the watch links that are missing; returns at once. `install` does it, too."""
         with self._lock:
-            linked = self._watch.linked()
-            wanted = [rank for rank in watch_peers(self.rank, self.ranks) if rank > self.rank and rank not in linked]
-            generation = self.generation
-        if wanted and not self._closed:
-            target = self._dial_watch
-            threading.Thread(target=target, args=(wanted, generation), name="keepstep-dial", daemon=True).start()
+            there = self._watch.linked() | self._calling | self._left
+            wanted = [rank for rank in watch_peers(self.rank, self.ranks) if rank > self.rank and rank not in there]
+            self._calling.update(wanted)
+        for rank in wanted:
+            threading.Thread(target=self._call_watch, args=(rank,), name="keepstep-dial", daemon=True).start()
 
     def poison(self) -> None:
         """Ends all pending collectives and lets later ones end at once; any thread, idempotent."""
@@ -222,19 +224,26 @@ class Fabric:
             raise
         return sock
 
-    def _dial_watch(self, wanted: list[int], generation: int) -> None:
-        for rank in wanted:
+    def _call_watch(self, rank: int) -> None:
+        """Dials one watch link; again if the membership changed meanwhile. One call per pair at a time."""
+        while not self._closed:
+            generation = self.generation
             try:
                 address = self.directory.resolve(rank, _DIAL_TIMEOUT_S)
                 sock = self._dial(address, "watch", generation=generation)
             except (TransportError, MembershipError) as error:
-                if self.generation == generation and not self._closed:
-                    self._gone(-1 if isinstance(error, Fenced) else rank)
-                continue
-            if self.directory.admits(rank, address.member):
-                self._watch.add(rank, sock)
-            else:
-                sock.close()
+                if self.generation != generation:
+                    continue
+                with self._lock:
+                    self._calling.discard(rank)
+                self._gone(-1 if isinstance(error, Fenced) else rank)
+                return
+            with self._lock:
+                if self.directory.admits(rank, address.member):
+                    self._calling.discard(rank)
+                    self._watch.add(rank, sock)
+                    return
+            sock.close()
 
     # ------------------------------------------------------------------ callers (doors.Host), in the porter thread
 
@@ -324,7 +333,6 @@ class Fabric:
         self._doors.close()
         self._links.close()
         self._watch.close()
-        self._domain.close()
         with contextlib.suppress(ValueError):
             if current_fabric() is self:
                 connect_fabric(None)

@@ -130,13 +130,17 @@ class Links:
     # ------------------------------------------------------------------ the acceptor's side, in the porter thread
 
     def judge(self, greeting: Greeting) -> Verdict:
-        """CROSSED if we are dialling the same link and our rank is the lower one, else WELCOME."""
+        """CROSSED if our rank is the lower one and we are dialling the same link or have it, else WELCOME."""
         key = _Key(greeting.group, greeting.lane, greeting.rank)
         with self._lock:
-            if key in self._dialing and self._identity.rank < greeting.rank:
+            if self._identity.rank < greeting.rank and (key in self._dialing or self._stands(key)):
                 return Verdict.CROSSED
             self._expected.add(key)
             return Verdict.WELCOME
+
+    def _stands(self, key: _Key) -> bool:
+        channel = self._channels.get((key.group, key.lane))
+        return key in self._inbox or (channel is not None and channel.index.get(key.peer) in channel.plane.linked())
 
     def withdrawn(self, greeting: Greeting) -> None:
         """The caller hung up before it confirmed: dial ourselves if a call waits for the link."""
@@ -230,7 +234,7 @@ class Links:
                 os.close(arrived.memory_fd)
             else:
                 channel.plane.link_tcp(peer, arrived.sock)
-        except UsageError:  # the plane was closed meanwhile
+        except (UsageError, TransportError):  # the plane was closed meanwhile
             _discard(arrived)
 
     # ------------------------------------------------------------------ changes
