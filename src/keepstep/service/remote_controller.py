@@ -14,7 +14,7 @@ from keepstep.service.launcher import RunRequest, checked_script
 from keepstep.service.logs import close_logs, open_logs
 from keepstep.service.output import Console
 from keepstep.service.registry import Registry
-from keepstep.service.run_directory import RunDirectory
+from keepstep.service.run_directory import TOKEN_FILE, RunDirectory
 from keepstep.service.token import make_token
 from keepstep.store.remote import serve_remote
 
@@ -41,7 +41,7 @@ def run_controller(request: RunRequest, listening: Listening) -> int:
     console = Console()
     try:
         open_logs(settings.log_level, console=console, directory=directory.logs)
-        token = make_token(Path(settings.token_file) if settings.token_file else path / "token")
+        token = make_token(Path(settings.token_file) if settings.token_file else path / TOKEN_FILE)
         plan = JobPlan(job, request.script, request.arguments, listening.nnodes, settings)
         return asyncio.run(_serve(plan, listening, directory=directory, clock=clock, console=console, token=token))
     finally:

@@ -13,10 +13,11 @@ import msgspec
 from keepstep.errors import EnvironmentProblem, KeepstepError, UsageError
 from keepstep.store.journal import JOURNAL_NAME
 
-__all__ = ["REPORT_FILE", "RUN_FILE", "RunDirectory", "RunFacts", "is_running", "read_run"]
+__all__ = ["REPORT_FILE", "RUN_FILE", "TOKEN_FILE", "RunDirectory", "RunFacts", "is_running", "read_run"]
 
 RUN_FILE = "run.json"
 REPORT_FILE = "report.json"
+TOKEN_FILE = "token"
 _LOCK_FILE = "run.lock"
 _MAX_RUN_FILE_BYTES = 1024 * 1024
 
@@ -100,8 +101,8 @@ class RunDirectory:
     def _undo(self) -> None:
         shutil.rmtree(self.logs, ignore_errors=True)
         with contextlib.suppress(OSError):
-            (self.path / JOURNAL_NAME).unlink(missing_ok=True)
-            (self.path / _LOCK_FILE).unlink()
+            for name in (JOURNAL_NAME, TOKEN_FILE, _LOCK_FILE):
+                (self.path / name).unlink(missing_ok=True)
             if self._made:
                 self.path.rmdir()
 
