@@ -226,6 +226,8 @@ class Guard:
     def _run_on(self, act: RunOn) -> None:
         self._handover.hide()
         self._replicas = dict(act.order.replicas)
+        self.fabric.go_local()
+        self._tracked().rebuild_buckets()
         self.fabric.install(act.order.generation, act.order.roster)
         self._publish(self.state.version, counting=False)
 

@@ -137,7 +137,7 @@ class Modules:
 
     def shared(self) -> list[DistributedDataParallel]:
         """The DDP modules that take their buffers from rank 0."""
-        return [one for one in self._data_parallel() if one.broadcast_buffers and list(one.module.buffers())]
+        return [one for one in self.data_parallel() if one.broadcast_buffers and list(one.module.buffers())]
 
     def identity(self) -> list[Any]:
         """What makes this member's modules a replica of another's: names, types, local shapes, shards, groups."""
@@ -147,10 +147,10 @@ class Modules:
             parts.append((name, str(local.dtype), tuple(local.shape), coordinates(parameter)))
         parts.extend((buffer.name, str(buffer.tensor.dtype)) for buffer in self.buffers)
         if dist.is_initialized():
-            parts.extend(tuple(dist.get_process_group_ranks(one.process_group)) for one in self._data_parallel())
+            parts.extend(tuple(dist.get_process_group_ranks(one.process_group)) for one in self.data_parallel())
         return parts
 
-    def _data_parallel(self) -> list[DistributedDataParallel]:
+    def data_parallel(self) -> list[DistributedDataParallel]:
         return [
             one for given in self._given for one in given.modules() if isinstance(one, DistributedDataParallel)
         ]

@@ -171,6 +171,13 @@ class TrackedState:
         for module in self._modules.shared():
             module._sync_buffers()
 
+    def rebuild_buckets(self) -> None:
+        """Let DDP form its final gradient buckets now rather than at its next forward (a collective; to be answered
+        locally on every member before a new generation, so that all go on with equal buckets)."""
+        with torch.enable_grad():
+            for module in self._modules.data_parallel():
+                module.reducer._rebuild_buckets()
+
     def weights_sha256(self) -> str:
         """SHA-256 (hex) over names, types, shapes and bytes of all parameters and buffers (local shards)."""
         self._modules.scan()
