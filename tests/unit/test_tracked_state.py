@@ -56,7 +56,9 @@ SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
     "sequential": lambda o: lr_scheduler.SequentialLR(
         o, [lr_scheduler.LinearLR(o), lr_scheduler.ExponentialLR(o, 0.9)], milestones=[2]
     ),
-    "chained": lambda o: lr_scheduler.ChainedScheduler([lr_scheduler.ConstantLR(o), lr_scheduler.ExponentialLR(o, 0.9)]),
+    "chained": lambda o: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.ConstantLR(o), lr_scheduler.ExponentialLR(o, 0.9)]
+    ),
 }
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from keepstep.errors import StateError, UsageError
-from keepstep.training.rng import capture_rng, generator_state, restore_rng, set_generator_state
+from keepstep.training.rng import capture_rng, fingerprint, generator_state, restore_rng, set_generator_state
 from keepstep.training.skipping import generators_of, is_stateful, open_at, reused_iterator, set_epoch
 from keepstep.training.tree import dumps
 from keepstep.training.treereader import loads
@@ -30,10 +30,29 @@ class _Mark:
     start: dict[str, Any] | None
 
 
+@dataclass(frozen=True)
+class _Made:
+    """A batch, the place after it, and the random generators after it was made (None: it drew nothing)."""
+
+    mark: _Mark
+    batch: Any
+    rng: dict[str, bytes] | None
+
+
+@dataclass(frozen=True)
+class _Own:
+    """The loader's own state at `mark`, and its generators there."""
+
+    state: bytes
+    mark: _Mark
+    generators: list[bytes]
+
+
 class Batches:
     """An endless iterator over `source`: a DataLoader, a StatefulDataLoader, or any iterable, epoch after epoch.
 
-    `begin_step` marks a boundary, `redo` goes back to it (the same objects come again), `commit` moves it here.
+    `begin_step` marks a boundary, `redo` goes back to it (the same objects come again, and the random generators go
+    on from where they stood after the object had been made), `commit` moves the boundary here.
     `position` says where the last boundary is, `seek` takes a fresh process there. `name` appears in errors.
     """
 
@@ -47,29 +66,30 @@ class Batches:
         self._here = _Mark(0, 0, None)
         self._boundary = self._here
         self._now: list[bytes] = []
-        self._taken: list[tuple[_Mark, Any]] = []
-        self._again: deque[tuple[_Mark, Any]] = deque()
-        self._own: bytes | None = None
-        self._own_mark = self._here
-        self._since_own = 0
+        self._taken: list[_Made] = []
+        self._again: deque[_Made] = deque()
+        self._own: _Own | None = None
         self._settle()
 
     @property
     def epoch(self) -> int:
         """The epoch of the batch that was given last, from 0 on."""
-        return self._taken[-1][0].epoch if self._taken else self._boundary.epoch
+        return self._taken[-1].mark.epoch if self._taken else self._boundary.epoch
 
     def __iter__(self) -> Batches:
         return self
 
     def __next__(self) -> Any:
         if self._again:
-            mark, batch = self._again.popleft()
+            made = self._again.popleft()
+            if made.rng is not None:
+                restore_rng(made.rng)
         else:
+            before = fingerprint()
             batch = self._fetch()
-            mark = self._here
-        self._taken.append((mark, batch))
-        return batch
+            made = _Made(self._here, batch, None if fingerprint() == before else capture_rng())
+        self._taken.append(made)
+        return made.batch
 
     def begin_step(self) -> None:
         """A step begins: whatever was taken before counts."""
@@ -86,8 +106,8 @@ class Batches:
         """The step counts: its batches are not needed any more."""
         if not self._taken:
             return
-        self._boundary = self._taken[-1][0]
-        self._since_own += len(self._taken)
+        self._boundary = self._taken[-1].mark
+        self._again = deque(replace(made, rng=None) for made in self._again)
         self._taken.clear()
         self._settle()
 
@@ -98,15 +118,14 @@ class Batches:
         """
         if self._own is None and not self._taken and not self._again:
             self._own = self._own_state()
-        ahead = self._taken if counting else []
-        if self._own is not None:
-            mark, skip = self._own_mark, self._since_own + len(ahead)
-        else:
-            mark, skip = (ahead[-1][0] if ahead else self._boundary), 0
-        now = [generator_state(generator) for generator in self._generators] if counting else self._now
-        place: dict[str, Any] = {"epoch": mark.epoch, "consumed": mark.consumed, "now": now}
-        if mark.consumed:
-            place.update(start=mark.start, own=self._own, skip=skip)
+        there = self._taken[-1].mark if counting and self._taken else self._boundary
+        place: dict[str, Any] = {"epoch": there.epoch, "consumed": there.consumed, "own": None}
+        place["now"] = self._states() if counting else self._now
+        if there.consumed:
+            place["start"] = there.start
+        if self._own is not None and self._own.mark.epoch == there.epoch:
+            own = self._own
+            place.update(own=own.state, own_generators=own.generators, skip=there.consumed - own.mark.consumed)
         return place
 
     def seek(self, position: dict[str, Any]) -> None:
@@ -154,8 +173,12 @@ class Batches:
         else:
             self._iterator = iter(self._source)
             self._iterator.load_state_dict(loads(own))  # type: ignore[attr-defined]
+        self._set_generators(position["own_generators"])
         for _ in range(position["skip"]):
-            self._fetch()
+            next(self._iterator)
+
+    def _states(self) -> list[bytes]:
+        return [generator_state(generator) for generator in self._generators]
 
     def _set_generators(self, states: list[bytes]) -> None:
         for generator, state in zip(self._generators, states, strict=True):
@@ -163,20 +186,18 @@ class Batches:
 
     def _settle(self) -> None:
         """A new boundary: what belongs to the old one is forgotten."""
-        self._now = [generator_state(generator) for generator in self._generators]
+        self._now = self._states()
         if not self._again:
             self._own = None
 
-    def _own_state(self) -> bytes | None:
+    def _own_state(self) -> _Own | None:
         """The loader's own state at this boundary; None where it has none, or nothing was read yet."""
         if self._iterator is None or self._here.consumed == 0:
             return None
         keeper = self._source if is_stateful(self._source) else self._iterator
         if not is_stateful(keeper):
             return None
-        self._own_mark = self._here
-        self._since_own = 0
-        return dumps(keeper.state_dict())
+        return _Own(dumps(keeper.state_dict()), self._here, self._states())
 
     def _fetch(self) -> Any:
         """The next batch of the source; a finished epoch gives way to the next one."""
@@ -195,8 +216,7 @@ class Batches:
         """Begin an epoch."""
         epoch = self._here.epoch
         set_epoch(self._source, epoch)
-        states = [generator_state(generator) for generator in self._generators]
-        start = {"rng": capture_rng(), "generators": states, "reused": reused_iterator(self._source)}
+        start = {"rng": capture_rng(), "generators": self._states(), "reused": reused_iterator(self._source)}
         self._here = _Mark(epoch, 0, start)
         self._iterator = iter(self._source)
 
