@@ -1,0 +1,163 @@
+"""A checkpoint counts when all its parts are there and whole; damaged ones are skipped and named."""
+
+from __future__ import annotations
+
+import json
+import resource
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from keepstep.errors import StateError, StoreError
+from keepstep.training.checkpoint import CheckpointWriter, load, step_directory, valid_steps
+from keepstep.training.state import TrackedState
+
+WORLD = 3
+
+
+def member(seed: int, *, role: str = "", width: int = 300) -> TrackedState:
+    """A small state with two updates."""
+    torch.manual_seed(seed)
+    net = nn.Linear(width, width)
+    optimizer = torch.optim.AdamW(net.parameters())
+    for _ in range(2):
+        net(torch.randn(2, width)).sum().backward()
+        optimizer.step()
+    return TrackedState(net, optimizer, role=role)
+
+
+def write(directory: Path, steps: list[int], *, keep: int = 3) -> list[TrackedState]:
+    """Ranks 0 and 2 hold the same state, rank 1 another one."""
+    states = [member(1, role="a"), member(2, role="b"), member(1, role="a")]
+    replicas = {rank: state.replica_key() for rank, state in enumerate(states)}
+    writers = [CheckpointWriter(directory, rank=rank, world=WORLD, keep=keep) for rank in range(WORLD)]
+    for step in steps:
+        for rank, writer in enumerate(writers):
+            writer.save(step, states[rank], private=f"{rank}@{step}".encode(), replicas=replicas)
+        for writer in writers:
+            writer.wait()
+    for writer in writers:
+        writer.close()
+    return states
+
+
+def test_every_rank_finds_its_state_and_its_private_part(tmp_path: Path) -> None:
+    states = write(tmp_path, [10])
+    for rank, role in enumerate("aba"):
+        assert valid_steps(tmp_path, rank=rank, world=WORLD) == ([10], [])
+        fresh = member(9, role=role)
+        assert load(tmp_path, 10, rank=rank, world=WORLD, state=fresh) == f"{rank}@10".encode()
+        assert fresh.digest() == states[rank].digest()
+
+
+def test_state_of_a_replica_is_written_once(tmp_path: Path) -> None:
+    write(tmp_path, [10])
+    sizes = [(step_directory(tmp_path, 10) / f"rank-0000{rank}.ks").stat().st_size for rank in range(WORLD)]
+    assert sizes[2] < 1000 < sizes[0]
+    page = json.loads((step_directory(tmp_path, 10) / "rank-00002.json").read_text())
+    assert page["holder"] == 0 and page["world"] == WORLD and page["version"] == 1 and len(page["sha256"]) == 64
+
+
+def test_the_copy_is_taken_before_training_goes_on(tmp_path: Path) -> None:
+    state = member(1)
+    before = state.digest()
+    writer = CheckpointWriter(tmp_path, rank=0, world=1)
+    writer.save(1, state, private=b"")
+    with torch.no_grad():
+        state.modules["model"].weight.zero_()
+    writer.close()
+    load(tmp_path, 1, rank=0, world=1, state=state)
+    assert state.digest() == before
+
+
+def damage(place: Path, how: str) -> None:
+    """Spoil the file of rank 0 or its page."""
+    file, page = place / "rank-00000.ks", place / "rank-00000.json"
+    if how == "torn":
+        file.write_bytes(file.read_bytes()[:-100])
+    elif how == "flipped":
+        data = bytearray(file.read_bytes())
+        data[len(data) // 2] ^= 1
+        file.write_bytes(data)
+    elif how == "missing":
+        file.unlink()
+    elif how == "page_missing":
+        page.unlink()
+    elif how == "page_torn":
+        page.write_bytes(page.read_bytes()[:40])
+    elif how == "newer":
+        page.write_text(page.read_text().replace('"version": 1', '"version": 2'))
+    elif how == "world":
+        page.write_text(page.read_text().replace('"world": 3', '"world": 8'))
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("torn", "torn"),
+        ("flipped", "corrupt"),
+        ("missing", "missing"),
+        ("page_missing", "missing"),
+        ("page_torn", "not a checkpoint page"),
+        ("newer", "version 2"),
+        ("world", "8 ranks"),
+    ],
+)
+def test_damaged_steps_are_skipped_and_named(tmp_path: Path, how: str, words: str) -> None:
+    write(tmp_path, [10, 20])
+    damage(step_directory(tmp_path, 20), how)
+    for rank in (0, 2):
+        steps, skipped = valid_steps(tmp_path, rank=rank, world=WORLD)
+        assert steps == [10]
+        assert len(skipped) == 1 and skipped[0].startswith("step 20: ") and words in skipped[0]
+        state = member(9, role="a")
+        before = state.digest()
+        with pytest.raises(StoreError, match="step 20"):
+            load(tmp_path, 20, rank=rank, world=WORLD, state=state)
+        assert state.digest() == before
+    if how in ("torn", "flipped"):
+        assert valid_steps(tmp_path, rank=1, world=WORLD)[0] == [10, 20]
+
+
+def test_other_layouts_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, [10])
+    assert valid_steps(tmp_path, rank=0, world=4)[0] == []
+    with pytest.raises(StateError):
+        load(tmp_path, 10, rank=0, world=WORLD, state=member(1, role="a", width=8))
+    assert valid_steps(tmp_path / "nowhere", rank=0, world=1) == ([], [])
+
+
+def test_only_the_newest_complete_steps_are_kept(tmp_path: Path) -> None:
+    write(tmp_path, [1, 2, 3, 4], keep=2)
+    assert sorted(place.name for place in tmp_path.iterdir()) == ["step-00000003", "step-00000004"]
+
+
+def test_incomplete_steps_do_not_push_out_complete_ones(tmp_path: Path) -> None:
+    write(tmp_path, [1], keep=1)
+    writer = CheckpointWriter(tmp_path, rank=0, world=WORLD, keep=1)
+    writer.save(2, member(1, role="a"), private=b"")
+    writer.close()
+    steps, skipped = valid_steps(tmp_path, rank=0, world=WORLD)
+    assert steps == [1] and skipped == ["step 2: the parts of ranks [1, 2] are missing"]
+
+
+def test_a_full_disk_is_reported_once_and_training_goes_on(tmp_path: Path) -> None:
+    problems: list[str] = []
+    state = member(1)
+    writer = CheckpointWriter(tmp_path, rank=0, world=1, on_problem=problems.append)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
+    try:
+        for step in (1, 2):
+            writer.save(step, state, private=b"")
+        writer.wait()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert len(problems) == 1 and "step 1" in problems[0] and str(tmp_path) in problems[0]
+    assert not list(tmp_path.rglob("*.tmp"))
+    writer.save(3, state, private=b"")
+    writer.close()
+    steps, skipped = valid_steps(tmp_path, rank=0, world=1)
+    assert steps == [3] and len(skipped) == 2
