@@ -48,6 +48,11 @@ def test_steps_done_again_lower_the_share():
     assert summarise([STARTED, again, ENDED]).kept_step_share == 60 / 75
 
 
+def test_an_alarm_without_a_loss_was_false():
+    alarm = msgspec.structs.replace(LOSS, rank=None, members_changed=0, first_valid_step=0.5)
+    assert summarise([STARTED, alarm, LOSS, ENDED]).false_alarm_s == 0.5
+
+
 @pytest.mark.parametrize("other", [drill(1, 129.99), drill(2, 50.0), drill(2, 140.0)])
 def test_a_drill_of_another_rank_or_time_explains_nothing(other):
     assert summarise([STARTED, other, LOSS, ENDED]).incidents[0].injected is None

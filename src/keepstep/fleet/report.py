@@ -47,8 +47,8 @@ class IncidentReport(msgspec.Struct, frozen=True):
 class RunReport(msgspec.Struct, frozen=True):
     """The whole run. `exit_code` is None where the journal has no end.
 
-    `kept_step_share` is steps kept / (steps kept + steps recomputed). `false_alarm_s` is time lost to incidents that
-    turned out to be none.
+    `kept_step_share` is steps kept / (steps kept + steps recomputed). `false_alarm_s` is time lost to incidents in
+    which nobody turned out to be lost.
     """
 
     job: str
@@ -93,7 +93,7 @@ def summarise(events: Iterable[Event]) -> RunReport:
         steps_kept=kept,
         kept_step_share=kept / computed if computed else None,
         weights_sha256=ended.weights_sha256 if ended else "",
-        false_alarm_s=ended.false_alarm_s if ended else 0.0,
+        false_alarm_s=sum(report.first_valid_step or 0.0 for report in reports if not report.members_changed),
         duration_s=ended.wall - started.wall if started and ended else None,
     )
 

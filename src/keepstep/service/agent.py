@@ -35,6 +35,7 @@ from keepstep.records.messages import (
     StartMember,
     Welcome,
 )
+from keepstep.service.background import background
 from keepstep.service.clock import Clock
 from keepstep.service.drill_watch import DrillWatch
 from keepstep.service.environment import training_environment
@@ -102,7 +103,7 @@ class Agent:
         """Listen for members and start watching. Raises EnvironmentProblem where the socket cannot be had."""
         self._server = await serve(f"keepstep-{self._plan.job}-{secrets.token_hex(8)}", self._on_connect)
         self._warden = Warden()
-        self._poller = asyncio.create_task(self._watch_frozen())
+        self._poller = background(self._watch_frozen())
 
     def obey(self, member: str, order: Order) -> None:
         """Carry out an order for `member`, or for the agent itself where `member` is empty."""
@@ -178,7 +179,7 @@ class Agent:
         if member.ended_by_order and frozen(member.process.pid):
             grace_s = 0.0  # it was given its chance to wake up
         member.ended_by_order = True
-        task = asyncio.get_running_loop().create_task(member.process.end(grace_s))
+        task = background(member.process.end(grace_s))
         self._ends.add(task)
         task.add_done_callback(self._ends.discard)
 

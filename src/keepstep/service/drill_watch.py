@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable, Iterable
 
 from keepstep.records.messages import Drill, Drilled
+from keepstep.service.background import background
 from keepstep.service.clock import Clock
 from keepstep.service.member_process import MemberProcess
 
@@ -33,7 +34,7 @@ class DrillWatch:
         """Inject `drill` as soon as its rank is at its step (at once if it is further, or the step is -1)."""
         self._armed.append(drill)
         if self._task is None or self._task.done():
-            self._task = asyncio.get_running_loop().create_task(self._watch())
+            self._task = background(self._watch())
 
     def close(self) -> None:
         """Forget what is armed."""

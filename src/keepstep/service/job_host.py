@@ -19,12 +19,13 @@ from keepstep import __version__
 from keepstep.control.job_state import Directed, JobSpec, StopRequest
 from keepstep.errors import EnvironmentProblem, KeepstepError
 from keepstep.fleet.report import report_text, summarise
-from keepstep.records.events import JobEnded, JobStarted
+from keepstep.records.events import JobEnded, JobStarted, StepProgress
 from keepstep.service.clock import Clock
 from keepstep.service.control_socket import serve_control
 from keepstep.service.controller import JobShell
 from keepstep.service.keeper import Keeper
 from keepstep.service.output import Console
+from keepstep.service.progress import Standing
 from keepstep.service.run_directory import REPORT_FILE, RunDirectory, RunFacts
 from keepstep.service.settings import Settings
 from keepstep.service.stop_signals import STOPPED_BY
@@ -32,6 +33,7 @@ from keepstep.store.journal import Journal
 
 __all__ = ["JobHost", "JobPlan", "job_name", "run_facts", "torch_version"]
 
+_SAMPLE_S = 10.0
 _log = logging.getLogger(__name__)
 
 
@@ -78,6 +80,8 @@ class JobHost:
         self.plan = plan
         self.failed: KeepstepError | None = None
         self.interrupts = 0
+        self._sampled = float("-inf")
+        self._step = 0
         self._directory = directory
         self._clock = clock
         self._console = console
@@ -106,6 +110,23 @@ class JobHost:
         facts = run_facts(self.plan, created=self._clock.wall(), control=name)
         self._directory.publish(facts)
         self._keeper.keep(_started(facts), durable=True)
+
+    def sample(self, standing: Standing) -> None:
+        """Keep the progress in the journal, every ten seconds where it has changed."""
+        now = self._clock.monotonic()
+        if now - self._sampled < _SAMPLE_S or standing.step == self._step:
+            return
+        self._sampled, self._step = now, standing.step
+        self._keeper.keep(
+            StepProgress(
+                job=self.plan.job,
+                wall=self._clock.wall(),
+                step=standing.step,
+                loss=standing.loss,
+                members=standing.members,
+                standbys=standing.standbys,
+            )
+        )
 
     def _on_signal(self, number: int) -> None:
         self.interrupts += 1

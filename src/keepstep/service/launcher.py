@@ -15,6 +15,7 @@ from keepstep.control.roster import live, standbys
 from keepstep.errors import UsageError
 from keepstep.records.messages import AgentHello
 from keepstep.service.agent import Agent, AgentPlan
+from keepstep.service.background import background
 from keepstep.service.clock import Clock, SystemClock
 from keepstep.service.job_host import JobHost, JobPlan, job_name
 from keepstep.service.logs import close_logs, open_logs
@@ -96,7 +97,7 @@ class _Embedded:
         try:
             await self.host.open()
             await self.agent.open()
-            tasks = [asyncio.create_task(shell.tick()), asyncio.create_task(self._show(progress))]
+            tasks = [background(shell.tick()), background(self._show(progress))]
             ranks, warm = self.settings.nproc_per_node, self.settings.standby
             shell.feed(AgentHello(self.node, ranks, warm, __version__, ports=free_ports(1)), node=self.node)
             await shell.done.wait()
@@ -108,8 +109,10 @@ class _Embedded:
 
     async def _show(self, progress: Progress) -> None:
         while True:
-            if line := progress.show(self._standing()):
+            standing = self._standing()
+            if line := progress.show(standing):
                 self.console.say(line, error=True)
+            self.host.sample(standing)
             await asyncio.sleep(_LOOK_S)
 
     def _standing(self) -> Standing:

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from keepstep.records.messages import Assignment
+from keepstep.service.background import background
 from keepstep.service.clock import Clock, SystemClock
 from keepstep.service.job_host import JobHost, JobPlan, job_name
 from keepstep.service.launcher import RunRequest, checked_script
@@ -74,7 +75,7 @@ async def _serve(
             f"run directory {directory.path}",
             error=True,
         )
-        ticking = asyncio.create_task(host.shell.tick())
+        ticking = background(host.shell.tick())
         await host.shell.done.wait()
         ticking.cancel()
         state = host.shell.state

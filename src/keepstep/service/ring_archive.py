@@ -19,7 +19,7 @@ __all__ = ["MAX_INCIDENTS", "RingArchive"]
 MAX_INCIDENTS = 100
 """Rings of later incidents of one run are not kept: they would fill the disk."""
 _SAME_INCIDENT_S = 2.0
-_TAIL_SLOTS = 512
+_TAIL_SLOTS = 256
 """Slots looked at for the onset: the last step or two, read in a few milliseconds."""
 _log = logging.getLogger(__name__)
 

@@ -30,7 +30,6 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     standby: _Count = 0
     max_restarts: _Count = 3
     run_root: str = "keepstep-runs"
-    grace_s: _Seconds = 5.0
     patience_s: _Seconds = 60.0
     frozen_s: _Seconds = 0.3
     ring_slots: Annotated[int, msgspec.Meta(ge=1024, le=1 << 22)] = 16384

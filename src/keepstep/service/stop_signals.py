@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 from collections.abc import Coroutine
 from typing import Any
 
+from keepstep.errors import KeepstepError
+
 __all__ = ["STOPPED_BY", "StopSignals"]
 
+_log = logging.getLogger(__name__)
 STOPPED_BY = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that end a job in order."""
 
@@ -17,8 +21,9 @@ class StopSignals:
     """Catches the signals that end a job from its making on, in the running loop."""
 
     def __init__(self) -> None:
-        """Take over the signals."""
+        """Take over the signals; an internal error ends the work too, with 70."""
         loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._on_bug)
         self._came: asyncio.Future[int] = loop.create_future()
         for number in STOPPED_BY:
             loop.add_signal_handler(number, self._take, number)
@@ -26,6 +31,11 @@ class StopSignals:
     def _take(self, number: int) -> None:
         if not self._came.done():
             self._came.set_result(128 + number)
+
+    def _on_bug(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        _log.error("internal error: %s", context.get("message"), exc_info=context.get("exception"))
+        if not self._came.done():
+            self._came.set_result(KeepstepError.exit_code)
 
     async def or_result(self, work: Coroutine[Any, Any, int]) -> int:
         """The result of `work`, or 128 + signal as soon as one comes; `work` is cancelled then."""
