@@ -51,7 +51,7 @@ def main() -> int:
     variant, scratch = sys.argv[1], Path(sys.argv[2])
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed"])
+    context.set_forkserver_preload(["torch", "torch.distributed", "torch._dynamo"])
     processes = [context.Process(target=run, args=(rank, variant, scratch)) for rank in range(SIZE)]
     for process in processes:
         process.start()

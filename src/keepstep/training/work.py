@@ -14,6 +14,7 @@ from datetime import timedelta
 import torch
 from torch._C._distributed_c10d import Work
 
+from keepstep.errors import TransportError
 from keepstep.training.plane import Plane, Status
 from keepstep.training.tensor_calls import Prepared
 
@@ -113,6 +114,14 @@ class Completer:
                 self._free += 1
 
 
+def _waited(plane: Plane, ticket: int, *, limit_s: float | None) -> Status:
+    """The status of a ticket after waiting for it; a plane that was closed has aborted all of its calls."""
+    try:
+        return plane.wait(ticket, limit_s)
+    except TransportError:
+        return Status.ABORTED
+
+
 class PlaneWork(Work):  # type: ignore[misc]
     """One collective on a plane (one ticket, or several for a coalesced one).
 
@@ -157,7 +166,12 @@ class PlaneWork(Work):  # type: ignore[misc]
 
     def is_completed(self) -> bool:
         """Whether `wait` would return at once."""
-        return self._settled or all(self._plane.done(ticket) for ticket in self._tickets)
+        if self._settled:
+            return True
+        try:
+            return all(self._plane.done(ticket) for ticket in self._tickets)
+        except TransportError:  # the plane was closed: there is nothing to wait for
+            return True
 
     def is_success(self) -> bool:
         """Whether it is completed without an error."""
@@ -202,7 +216,7 @@ class PlaneWork(Work):  # type: ignore[misc]
             self._waiting += 1
         worst, culprit = Status.DONE, self._tickets[-1] if self._tickets else -1
         for ticket in self._tickets:
-            status = self._plane.wait(ticket, limit_s)
+            status = _waited(self._plane, ticket, limit_s=limit_s)
             if status is not Status.DONE:
                 worst, culprit = status, ticket
                 break
