@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from keepstep.control.job_state import Change, Event
+from keepstep.control.outcome import end_job
 from keepstep.control.roster import Member, Status, live
 from keepstep.control.turn import Turn
 from keepstep.records.messages import (
@@ -29,11 +30,12 @@ __all__ = [
     "on_parked",
     "on_ready",
     "on_settled",
+    "speaker",
 ]
 
 
-def _speaker(turn: Turn, event: Event) -> Member | None:
-    """The member that speaks, if it may: a fenced or unknown one is told to go."""
+def speaker(turn: Turn, event: Event) -> Member | None:
+    """The member that speaks, if it may: a fenced one is told to go, an unknown one is not heard."""
     member = turn.state.members.get(event.source_member)
     if member is None or member.status is Status.GONE:
         return None
@@ -44,27 +46,25 @@ def _speaker(turn: Turn, event: Event) -> Member | None:
 
 
 def _current(turn: Turn, generation: int) -> Change | None:
-    """The change on its way, if the answer is for its generation."""
+    """The change on its way, if the answer is for its generation and still waited for."""
     change = turn.state.change
-    return change if change is not None and change.generation == generation else None
+    return change if change is not None and change.generation == generation and not change.going else None
 
 
 def on_hello(turn: Turn, event: Event) -> None:
     """A process called join(): keep it until all have, then welcome all; a standby waits warm."""
     fact = event.fact
     assert isinstance(fact, Hello)
-    member = _speaker(turn, event)
-    if member is None or turn.state.exit_code is not None:
+    member = speaker(turn, event)
+    if member is None or member.status is not Status.STARTING:
         return
     spec = turn.state.spec
+    name = f"rank {member.rank}" if member.rank >= 0 else f"standby {member.name}"
     if fact.keepstep_version != spec.keepstep_version:
-        turn.end(
-            76,
-            f"{_name(member)} runs keepstep {fact.keepstep_version}, the controller {spec.keepstep_version}: "
-            "install the same version everywhere",
-        )
+        why = f"{name} runs keepstep {fact.keepstep_version}, the controller {spec.keepstep_version}"
+        end_job(turn, 76, f"{why}: install the same version everywhere")
     elif fact.world != spec.world:
-        turn.end(76, f"{_name(member)} believes in a world of {fact.world}, the job has {spec.world} ranks")
+        end_job(turn, 76, f"{name} believes in a world of {fact.world}, the job has {spec.world} ranks")
     elif member.rank < 0:
         turn.put(member, status=Status.WARM, address=fact.address)
         turn.because(f"standby {member.name} is warm")
@@ -73,31 +73,26 @@ def on_hello(turn: Turn, event: Event) -> None:
         _welcome_when_all(turn)
 
 
-def _name(member: Member) -> str:
-    return f"rank {member.rank}" if member.rank >= 0 else f"standby {member.name}"
-
-
 def _welcome_when_all(turn: Turn) -> None:
-    members = live(turn.state.members)
-    if len(members) < turn.state.spec.world or any(m.status is not Status.CONNECTED for m in members):
+    state = turn.state
+    members = live(state.members)
+    if len(members) < state.spec.world or any(m.status is not Status.CONNECTED for m in members):
         return
     roster = turn.addresses()
-    turn.let(phase="running")
-    local: dict[str, int] = {}
+    turn.let(phase="running", welcomed=turn.now)
     for member in members:
         running = turn.put(member, status=Status.RUNNING)
         order = Welcome(
-            epoch=turn.state.epoch,
+            epoch=state.epoch,
             rank=member.rank,
-            world=turn.state.spec.world,
-            local_rank=local.get(member.node, 0),
-            generation=turn.state.generation,
-            attempt=turn.state.attempt,
+            world=state.spec.world,
+            local_rank=member.local_rank,
+            generation=state.generation,
+            attempt=state.attempt,
             joiner=False,
             roster=roster,
-            secret=turn.state.spec.secret,
+            secret=state.spec.secret,
         )
-        local[member.node] = local.get(member.node, 0) + 1
         turn.tell(running, order, "all members are here")
     turn.because(f"all {len(members)} members are here")
 
@@ -106,8 +101,8 @@ def on_parked(turn: Turn, event: Event) -> None:
     """A stayer stopped for the change."""
     fact = event.fact
     assert isinstance(fact, Parked)
-    member = _speaker(turn, event)
-    if member is None or _current(turn, fact.generation) is None or member.joiner:
+    member = speaker(turn, event)
+    if member is None or _current(turn, fact.generation) is None or member.joiner or member.answered == fact.generation:
         return
     turn.put(member, status=Status.PARKED, answered=fact.generation, version=fact.version, agreed=fact.agreed)
 
@@ -116,7 +111,7 @@ def on_settled(turn: Turn, event: Event) -> None:
     """A member stands at a step boundary with the ordered version."""
     fact = event.fact
     assert isinstance(fact, Settled)
-    member = _speaker(turn, event)
+    member = speaker(turn, event)
     change = _current(turn, fact.generation)
     if member is None or change is None or fact.version != change.version:
         return
@@ -135,39 +130,42 @@ def on_ready(turn: Turn, event: Event) -> None:
     """A joiner can take state; or a member of a fresh attempt asks which checkpoint to start from."""
     fact = event.fact
     assert isinstance(fact, Ready)
-    member = _speaker(turn, event)
+    member = speaker(turn, event)
+    change = turn.state.change
     if member is None:
         return
-    turn.put(member, status=Status.READY, replica=fact.replica)
     if member.joiner:
-        turn.mark("connected", again=True)
-    elif turn.state.change is None:
-        turn.let(change=Change(generation=turn.state.generation + 1, began=turn.now, lost=(), initial=True, version=0))
-        turn.because("the members ask which checkpoint to start from")
+        turn.put(member, status=Status.READY, replica=fact.replica, ready=True)
+        turn.mark("warmed", rank=member.rank)
+    elif change is None or change.initial:
+        turn.put(member, status=Status.READY, replica=fact.replica)
+        if change is None:
+            generation = turn.state.generation + 1
+            turn.let(change=Change(generation=generation, moved=turn.now, lost=(), version=0, initial=True))
+            turn.because("the members ask which checkpoint to start from")
 
 
 def on_fetched(turn: Turn, event: Event) -> None:
     """A joiner holds the state."""
     fact = event.fact
     assert isinstance(fact, Fetched)
-    member = _speaker(turn, event)
+    member = speaker(turn, event)
     change = _current(turn, fact.generation)
-    if member is None or change is None:
+    if member is None or change is None or member.name not in change.fetching:
         return
     turn.put(member, status=Status.FETCHED, version=fact.version, digest=fact.digest)
-    turn.change(bytes_moved=change.bytes_moved + fact.bytes_moved)
+    turn.change(bytes_moved=change.bytes_moved + fact.bytes_moved, fetching=change.fetching - {member.name})
 
 
 def on_fetch_failed(turn: Turn, event: Event) -> None:
-    """A joiner lost all its sources; the loss of the sources themselves is reported by their agents."""
+    """A joiner lost all its sources. Their agents report losses; with the next tick it is sent again."""
     fact = event.fact
     assert isinstance(fact, FetchFailed)
-    member = _speaker(turn, event)
+    member = speaker(turn, event)
     change = _current(turn, fact.generation)
     if member is None or change is None:
         return
-    turn.put(member, status=Status.READY)
-    turn.change(fetching=change.fetching - {member.name})
+    turn.change(failed=change.failed | {member.name})
     turn.because(f"rank {member.rank} could not take the state: {fact.why}")
 
 
@@ -175,7 +173,7 @@ def on_checkpoints(turn: Turn, event: Event) -> None:
     """A member says which checkpoints it could load."""
     fact = event.fact
     assert isinstance(fact, Checkpoints)
-    member = _speaker(turn, event)
+    member = speaker(turn, event)
     if member is None or _current(turn, fact.generation) is None:
         return
     turn.put(member, checkpoints=fact.steps)
@@ -184,21 +182,25 @@ def on_checkpoints(turn: Turn, event: Event) -> None:
 
 
 def on_first_step(turn: Turn, event: Event) -> None:
-    """A member completed its first step in the new generation."""
+    """A member completed its first step in the new generation (or the first of all)."""
     fact = event.fact
     assert isinstance(fact, FirstStep)
-    member = _speaker(turn, event)
+    member = speaker(turn, event)
+    if member is None or fact.generation != turn.state.generation:
+        return
     turn.let(version=max(turn.state.version, fact.version))
-    change = _current(turn, fact.generation)
-    if member is not None and change is not None and change.going:
+    change = turn.state.change
+    if change is not None and change.going:
         turn.change(first_steps=change.first_steps | {member.name})
+    elif change is None:
+        turn.let(setup_s=max(turn.state.setup_s, turn.now - turn.state.welcomed))
 
 
 def on_finished(turn: Turn, event: Event) -> None:
     """A member has left its last step."""
     fact = event.fact
     assert isinstance(fact, Finished)
-    member = _speaker(turn, event)
+    member = speaker(turn, event)
     if member is not None:
         turn.let(version=max(turn.state.version, fact.version))
         turn.put(member, status=Status.FINISHED, version=fact.version, weights_sha256=fact.weights_sha256)

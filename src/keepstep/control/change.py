@@ -7,11 +7,19 @@ load the newest checkpoint that all can load; everybody goes on in the new gener
 
 from __future__ import annotations
 
-from collections import Counter
+import msgspec
 
 from keepstep.control.job_state import Change
-from keepstep.control.outcome import close_incident, divergence_finding, restart_or_end
-from keepstep.control.roster import Member, Status, by_rank, live, standbys
+from keepstep.control.outcome import (
+    BROKEN_STANDBYS,
+    close_change,
+    end_job,
+    judge_losses,
+    loss_code,
+    restart_or_end,
+)
+from keepstep.control.roster import Member, Status, by_rank, free_local_rank, live, standbys
+from keepstep.control.sources import Sources, choose_sources, name_diverged
 from keepstep.control.starting import start_standby
 from keepstep.control.turn import Turn
 from keepstep.records.messages import Fetch, Find, Go, Restore, Settle, Welcome
@@ -34,10 +42,11 @@ def reconcile(turn: Turn) -> None:
     if change is None or turn.state.exit_code is not None:
         return
     if change.going:
-        _finish(turn, change)
+        _close_when_stepped(turn, change)
         return
-    if not _fill_ranks(turn) or not _all_parked(turn):
+    if _too_late(turn, change) or _spoiled(turn, change) or not _fill_ranks(turn) or not _all_settled(turn):
         return
+    change = _present(turn)
     if change.restore is not None:
         _go_when_restored(turn)
     elif change.finding:
@@ -46,48 +55,77 @@ def reconcile(turn: Turn) -> None:
         _copy_state(turn)
 
 
-def _stayers(turn: Turn) -> list[Member]:
+def _present(turn: Turn) -> Change:
     change = turn.state.change
     assert change is not None
-    return [] if change.initial else [m for m in live(turn.state.members) if not m.joiner]
+    return change
+
+
+def _stayers(turn: Turn) -> list[Member]:
+    return [] if _present(turn).initial else [m for m in live(turn.state.members) if not m.joiner]
 
 
 def _joiners(turn: Turn) -> list[Member]:
-    change = turn.state.change
-    assert change is not None
-    return [m for m in live(turn.state.members) if m.joiner or change.initial]
+    initial = _present(turn).initial
+    return [m for m in live(turn.state.members) if m.joiner or initial]
+
+
+# ---------------------------------------------------------------- who takes part
+
+
+def _too_late(turn: Turn, change: Change) -> bool:
+    """True, and the job ends, if some rank has left its last step: its script goes on and will not stop again."""
+    finished = {m.rank for m in live(turn.state.members) if m.status is Status.FINISHED} | turn.state.done_ranks
+    if not finished:
+        return False
+    ranks = sorted({loss.rank for loss in change.lost if loss.rank >= 0})
+    what = f"ranks {ranks} were lost" if ranks else "a change is needed"
+    end_job(turn, loss_code(change), f"{what} when ranks {sorted(finished)} had made their last step")
+    return True
+
+
+def _spoiled(turn: Turn, change: Change) -> bool:
+    """True, and all start again, if links broke in the set-up and there is no checkpoint to take its place."""
+    if not change.initial or change.restore != -1 or not turn.state.suspected:
+        return False
+    restart_or_end(turn, f"links to ranks {sorted(turn.state.suspected)} broke before the first step")
+    return True
 
 
 def _fill_ranks(turn: Turn) -> bool:
     """Give every empty rank to a standby; True if no rank is empty."""
-    change = turn.state.change
-    assert change is not None
     taken = by_rank(turn.state.members)
     empty = [rank for rank in range(turn.state.spec.world) if rank not in taken]
-    for rank in empty:
-        lost_node = next((loss.node for loss in change.lost if loss.rank == rank), "")
-        warm = sorted(standbys(turn.state.members, Status.WARM), key=lambda m: m.node != lost_node)
+    nodes = {loss.rank: loss.node for loss in _present(turn).lost}
+    for rank in list(empty):
+        warm = sorted(standbys(turn.state.members, Status.WARM), key=lambda m: m.node != nodes.get(rank, ""))
         if warm:
-            _promote(turn, warm[0], rank)
-            continue
-        on_the_way = [m for m in standbys(turn.state.members) if m.status is Status.STARTING]
-        if len(on_the_way) < len([r for r in range(turn.state.spec.world) if r not in by_rank(turn.state.members)]):
-            start_standby(turn, lost_node, f"no standby is left for rank {rank}: a fresh process is started")
-    return all(rank in by_rank(turn.state.members) for rank in range(turn.state.spec.world))
+            _promote(turn, warm[0], rank=rank)
+            empty.remove(rank)
+    on_the_way = len(standbys(turn.state.members, Status.STARTING))
+    for rank in empty[on_the_way:]:
+        if turn.state.broken_standbys >= BROKEN_STANDBYS:
+            why = f"{BROKEN_STANDBYS} processes that should take rank {rank} ended before they could: see their logs"
+            end_job(turn, 75, why)
+            return False
+        start_standby(turn, nodes.get(rank, ""), f"no standby is left for rank {rank}: a fresh process is started")
+    return not empty
 
 
-def _promote(turn: Turn, standby: Member, rank: int) -> None:
+def _promote(turn: Turn, standby: Member, *, rank: int) -> None:
     state = turn.state
-    turn.mark("standby_chosen")
-    joiner = turn.put(standby, rank=rank, status=Status.JOINING, joiner=True)
-    local = sum(1 for m in live(state.members) if m.node == joiner.node and m.rank < rank)
-    assert state.change is not None
+    change = _present(turn)
+    turn.mark("standby_chosen", rank=rank)
+    if standby.started >= min((loss.detected for loss in change.lost if loss.rank == rank), default=turn.now):
+        _note(turn, rank, f"no standby was left; a fresh process took {turn.now - standby.started:.1f} s to start")
+    local_rank = free_local_rank(state.members, standby.node)
+    joiner = turn.put(standby, rank=rank, local_rank=local_rank, status=Status.JOINING, joiner=True)
     order = Welcome(
         epoch=state.epoch,
         rank=rank,
         world=state.spec.world,
-        local_rank=local,
-        generation=state.change.generation,
+        local_rank=local_rank,
+        generation=change.generation,
         attempt=state.attempt,
         joiner=True,
         roster=turn.addresses(),
@@ -96,78 +134,95 @@ def _promote(turn: Turn, standby: Member, rank: int) -> None:
     turn.tell(joiner, order, f"standby {joiner.name} takes rank {rank}")
 
 
-def _all_parked(turn: Turn) -> bool:
+def _note(turn: Turn, rank: int, note: str) -> None:
+    replace = msgspec.structs.replace
+    turn.change(lost=tuple(replace(loss, note=note) if loss.rank == rank else loss for loss in _present(turn).lost))
+    turn.because(note)
+
+
+# ---------------------------------------------------------------- one version
+
+
+def _all_settled(turn: Turn) -> bool:
     """Settle the stayers once all have parked; True when they all stand at the boundary (or there are none)."""
-    change = turn.state.change
-    assert change is not None
+    change = _present(turn)
     stayers = _stayers(turn)
-    if not stayers:
-        return True
     if any(m.answered != change.generation for m in stayers):
         return False
-    if change.version < 0:
+    if stayers and change.version < 0:
+        early = [m.rank for m in stayers if m.version < 0]
+        if early:
+            restart_or_end(turn, f"the loss interrupted the set-up of ranks {early}", loss_code(change))
+            return False
         version = settle_version(stayers)
-        redone = any(not m.agreed and m.version == version for m in stayers)
-        change = turn.change(version=version, reached=max(change.reached, version), redone=redone)
         turn.let(version=version)
+        change = turn.change(version=version, reached=max(change.reached, version))
+        if not _judged(turn, version):
+            return False
         for member in stayers:
             turn.tell(member, Settle(turn.state.epoch, change.generation, version), f"come to version {version}")
     return all(m.status is Status.SETTLED for m in stayers)
 
 
+def _judged(turn: Turn, version: int) -> bool:
+    """Now that the version is known: False if the losses are the script's own fault, and the job ends."""
+    replace = msgspec.structs.replace
+    lost = _present(turn).lost
+    turn.change(lost=tuple(replace(loss, version=version) if loss.version < 0 else loss for loss in lost))
+    return judge_losses(turn)
+
+
+# ---------------------------------------------------------------- state for the joiners
+
+
 def _copy_state(turn: Turn) -> None:
     """Send joiners to their sources; go when all have the state."""
-    change = turn.state.change
-    assert change is not None
+    change = _present(turn)
     joiners = _joiners(turn)
     if any(m.status not in (Status.READY, Status.FETCHED) for m in joiners):
         return
-    turn.mark("warmed")
-    stayers = _stayers(turn)
-    choices = {joiner.name: _sources(turn, stayers, joiner) for joiner in joiners}
-    if any(not sources for sources, _ in choices.values()):
+    if change.initial:
+        _find(turn, "looking for the checkpoint to start from")
+        return
+    name_diverged(turn, _stayers(turn))
+    choices = {joiner.name: choose_sources(_stayers(turn), joiner) for joiner in joiners}
+    if not all(choice.ranks for choice in choices.values()):
         _find(turn, "no live replica of the lost state is left: looking for a checkpoint")
         return
+    unknown = [j.rank for j in joiners if change.version > 0 and not _private(change, j)]
+    if unknown and not change.blind:
+        _find(turn, f"the random state and data position of ranks {unknown} are lost: looking for a checkpoint")
+        return
     for joiner in joiners:
-        sources, digest = choices[joiner.name]
-        if joiner.status is Status.FETCHED and (joiner.version, joiner.digest) == (change.version, digest):
-            continue
-        if joiner.name not in change.fetching:
-            change = turn.change(fetching=change.fetching | {joiner.name})
-            private = change.private.get(joiner.rank, {}).get(change.version, b"")
-            order = Fetch(
-                epoch=turn.state.epoch,
-                generation=change.generation,
-                version=change.version,
-                digest=digest,
-                sources=sources,
-                roster=turn.addresses(),
-                private=private,
-            )
-            turn.tell(joiner, order, f"take the state of version {change.version} from ranks {list(sources)}")
-    if all(j.status is Status.FETCHED and j.version == change.version for j in joiners):
-        turn.mark("copied", again=True)
+        _fetch_once(turn, joiner, choice=choices[joiner.name])
+    if all(j.status is Status.FETCHED for j in _joiners(turn)):
         _go(turn)
 
 
-def _sources(turn: Turn, stayers: list[Member], joiner: Member) -> tuple[tuple[int, ...], str]:
-    """Ranks that hold the joiner's state with the digest most of them share, and that digest.
+def _private(change: Change, joiner: Member) -> bytes:
+    return change.private.get(joiner.rank, {}).get(change.version, b"")
 
-    A replica that differs from the majority is named as diverged and not used; without a majority nobody is trusted.
-    """
-    holders = [m for m in stayers if m.replica == joiner.replica]
-    if not holders:
-        return (), ""
-    counts = Counter(m.digest for m in holders).most_common()
-    digest, votes = counts[0]
-    if len(counts) > 1:
-        for member in holders:
-            if member.digest != digest or votes == counts[1][1]:
-                turn.findings.append(divergence_finding(turn, member))
-                turn.because(f"state_divergence: rank {member.rank} differs from its replicas and is not used")
-        if votes == counts[1][1]:
-            return (), ""
-    return tuple(m.rank for m in holders if m.digest == digest), digest
+
+def _fetch_once(turn: Turn, joiner: Member, *, choice: Sources) -> None:
+    """Order a joiner to take the state, unless it holds it or is on its way."""
+    change = _present(turn)
+    if joiner.status is Status.FETCHED and (joiner.version, joiner.digest) == (change.version, choice.digest):
+        return
+    if joiner.name in change.fetching:
+        return
+    change = turn.change(fetching=change.fetching | {joiner.name})
+    turn.put(joiner, status=Status.READY)
+    turn.mark("connected", rank=joiner.rank)
+    order = Fetch(
+        epoch=turn.state.epoch,
+        generation=change.generation,
+        version=change.version,
+        digest=choice.digest,
+        sources=choice.ranks,
+        roster=turn.addresses(),
+        private=_private(change, joiner),
+    )
+    turn.tell(joiner, order, f"take the state of version {change.version} from ranks {list(choice.ranks)}")
 
 
 def _find(turn: Turn, why: str) -> None:
@@ -181,50 +236,69 @@ def _find(turn: Turn, why: str) -> None:
 def _restore_when_known(turn: Turn) -> None:
     members = live(turn.state.members)
     known = [set(m.checkpoints) for m in members if m.checkpoints is not None]
-    change = turn.state.change
-    assert change is not None
+    change = _present(turn)
     if len(known) < len(members):
         return
     common = set.intersection(*known)
     if not common and not change.initial:
-        restart_or_end(turn, "no live replica and no valid checkpoint that all members can load is left")
+        _without_checkpoint(turn)
         return
     version = max(common, default=-1)
-    change = turn.change(restore=version, version=max(version, 0))
+    reached = max(change.reached, turn.state.version)
+    change = turn.change(restore=version, version=max(version, 0), reached=reached)
     turn.let(version=max(version, 0))
+    if _spoiled(turn, change) or not _judged(turn, max(version, 0)):
+        return
     why = (
         f"all load the checkpoint of step {version}" if version >= 0 else "no checkpoint yet: start from the beginning"
     )
     turn.because(why)
+    turn.mark("connected")
     for member in members:
-        turn.put(member, status=Status.JOINING if member.joiner else Status.PARKED)
+        turn.put(member, status=Status.PARKED)
         turn.tell(member, Restore(turn.state.epoch, change.generation, version), why)
+
+
+def _without_checkpoint(turn: Turn) -> None:
+    """No checkpoint that all can load: copy what can be copied, else begin again."""
+    stayers = _stayers(turn)
+    if not all(choose_sources(stayers, joiner).ranks for joiner in _joiners(turn)):
+        why = "no live replica and no valid checkpoint that all members can load is left"
+        restart_or_end(turn, why, loss_code(_present(turn)))
+        return
+    for joiner in _joiners(turn):
+        if not _private(_present(turn), joiner):
+            _note(turn, joiner.rank, f"rank {joiner.rank} goes on with the random state and data of a fresh process")
+    turn.change(blind=True, finding=False)
+    _copy_state(turn)
 
 
 def _go_when_restored(turn: Turn) -> None:
     if all(m.status is Status.SETTLED for m in live(turn.state.members)):
-        turn.mark("copied", again=True)
         _go(turn)
+
+
+# ---------------------------------------------------------------- on again
 
 
 def _go(turn: Turn) -> None:
     change = turn.change(going=True)
+    for joiner in _joiners(turn):
+        turn.mark("copied", rank=joiner.rank)
+    turn.mark("joined")
     roster = turn.addresses()
     replicas = {member.rank: member.replica for member in live(turn.state.members)}
     for member in live(turn.state.members):
         running = turn.put(member, status=Status.RUNNING, joiner=False)
         order = Go(turn.state.epoch, change.generation, change.version, roster, replicas)
         turn.tell(running, order, f"run on from version {change.version} in generation {change.generation}")
-    turn.mark("joined", again=True)
-    turn.let(generation=change.generation, phase="running" if change.initial else "changing")
+    turn.let(generation=change.generation, suspected={})
     if change.initial:
         turn.let(change=None)
 
 
-def _finish(turn: Turn, change: Change) -> None:
+def _close_when_stepped(turn: Turn, change: Change) -> None:
     """Close the incident when every member has completed its first step in the new generation."""
     missing = [m for m in live(turn.state.members) if m.name not in change.first_steps]
-    if any(m.status is not Status.FINISHED for m in missing):
-        return
-    turn.mark("first_valid_step")
-    close_incident(turn)
+    if all(m.status is Status.FINISHED for m in missing):
+        close_change(turn)

@@ -6,7 +6,7 @@ from enum import Enum
 
 import msgspec
 
-__all__ = ["SELF_INFLICTED", "ExitKind", "PastFailure", "classify_exit", "exit_code_of"]
+__all__ = ["SELF_INFLICTED", "ExitKind", "PastFailure", "classify_exit", "exit_code_of", "repeats"]
 
 SELF_INFLICTED = frozenset({4, 5, 6, 7, 8, 11, 31})
 """Signals a program sends to itself by its own fault: ILL, TRAP, ABRT, BUS, FPE, SEGV, SYS."""
@@ -21,10 +21,11 @@ class ExitKind(Enum):
 
 
 class PastFailure(msgspec.Struct, frozen=True):
-    """A loss that was already repaired: `rank` died of `signal` when the job stood at `version`."""
+    """`rank` ended by `signal` (0: by itself, with `code`) when the job stood at `version` (steps kept)."""
 
     rank: int
     signal: int
+    code: int
     version: int
 
 
@@ -33,15 +34,21 @@ def exit_code_of(code: int, signal: int) -> int:
     return 128 + signal if signal else code
 
 
-def classify_exit(*, rank: int, code: int, signal: int, version: int, past: tuple[PastFailure, ...]) -> ExitKind:
-    """Judge the exit of the member of `rank` while the job stood at `version` (steps kept).
+def classify_exit(code: int, signal: int) -> ExitKind:
+    """Judge one exit by itself: a signal is a fault, another code than 0 is the user's own (exception, `sys.exit(3)`).
 
-    An exit code other than 0 is the user's own (an exception, `sys.exit(3)`). A signal is a fault, unless the same
-    rank died the same way at the same step before: once before for signals a program inflicts on itself, twice before
-    for others (SIGKILL may hit a rank and its replacement by chance, a third time it is the program).
+    What a single exit cannot tell, `repeats` does: a fault that comes again at the same step is the user's too.
     """
-    if not signal:
-        return ExitKind.DONE if code == 0 else ExitKind.USER_ERROR
-    again = sum(1 for f in past if (f.rank, f.signal, f.version) == (rank, signal, version))
-    allowed = 1 if signal in SELF_INFLICTED else 2
-    return ExitKind.USER_ERROR if again >= allowed else ExitKind.FAULT
+    if signal:
+        return ExitKind.FAULT
+    return ExitKind.DONE if code == 0 else ExitKind.USER_ERROR
+
+
+def repeats(failure: PastFailure, past: tuple[PastFailure, ...]) -> bool:
+    """True if this failure is the program's own: the same rank ended the same way at the same step before.
+
+    Once before is enough for signals that a program inflicts on itself; otherwise (SIGKILL, a freeze, a joiner's exit
+    code) a rank and its replacement may be hit by chance, and only the third time it is the program.
+    """
+    again = sum(1 for earlier in past if earlier == failure)
+    return again >= (1 if failure.signal in SELF_INFLICTED else 2)

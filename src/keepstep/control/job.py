@@ -22,6 +22,7 @@ from keepstep.control.answers import (
 from keepstep.control.change import reconcile
 from keepstep.control.job_state import Decision, Event, JobSpec, JobState, StopRequest, Tick
 from keepstep.control.losses import on_exited, on_peer_lost, on_start_failed, on_stopped, on_tick
+from keepstep.control.outcome import end_job
 from keepstep.control.roster import NodeSpec, Status
 from keepstep.control.starting import assigned_slots, start_attempt
 from keepstep.control.turn import Turn
@@ -34,7 +35,6 @@ from keepstep.records.messages import (
     FirstStep,
     Hello,
     MemberExited,
-    MemberStarted,
     MemberStopped,
     Parked,
     PeerLostReport,
@@ -52,25 +52,48 @@ def new_job(spec: JobSpec, epoch: int) -> JobState:
 
 
 def decide(state: JobState, event: Event, now: float) -> Decision:
-    """What follows from `event` at wall-clock time `now` (seconds)."""
+    """What follows from `event` at wall-clock time `now` (seconds). A clock that goes back is taken to stand still."""
+    now = max(now, state.clock)
     turn = Turn(state, now)
-    if state.phase == "done":
+    turn.let(clock=now)
+    handler = _HANDLERS.get(type(event.fact))
+    if state.phase == "done" or handler is None:
         return turn.decision()
-    handler = _HANDLERS[type(event.fact)]
-    handler(turn, event)
+    if state.phase not in ("ending", "restarting") or _matters_at_the_end(state, event):
+        handler(turn, event)
     reconcile(turn)
+    _note_progress(turn, state)
     _advance(turn)
     return turn.decision()
 
 
+def _matters_at_the_end(state: JobState, event: Event) -> bool:
+    """While all members end, nothing they still say counts; standbys live on for the next attempt."""
+    if isinstance(event.fact, (Hello, MemberStopped)):
+        name = event.fact.member
+        return state.phase == "restarting" and name in state.members and state.members[name].rank < 0
+    return isinstance(event.fact, (MemberExited, StartFailed, StopRequest, Tick))
+
+
+def _note_progress(turn: Turn, before: JobState) -> None:
+    """Patience is counted from the last thing that changed."""
+    after = turn.state
+    if after.change is None or before.change is None:
+        return
+    answers = [[(m.status, m.answered, m.checkpoints) for m in s.members.values()] for s in (before, after)]
+    if answers[0] != answers[1]:
+        turn.change(moved=turn.now)
+
+
 def _advance(turn: Turn) -> None:
-    """What no single event does: restart when all are gone, be done when all are gone."""
-    ranked = [m for m in turn.state.members.values() if m.rank >= 0 and m.status is not Status.GONE]
-    everybody = [m for m in turn.state.members.values() if m.status is not Status.GONE]
-    if turn.state.phase == "restarting" and not ranked:
-        turn.let(phase="starting", attempt=turn.state.attempt + 1, done_ranks=frozenset(), change=None, version=0)
+    """What no single event does: restart when all members are gone, be done when all processes are."""
+    state = turn.state
+    ranked = [m for m in state.members.values() if m.rank >= 0 and m.status is not Status.GONE]
+    if state.phase == "restarting" and not ranked:
+        kept = {name: m for name, m in state.members.items() if m.status is not Status.GONE}
+        turn.let(phase="starting", attempt=state.attempt + 1, members=kept, done_ranks=frozenset(), version=0)
         start_attempt(turn)
-    elif turn.state.phase == "ending" and not everybody:
+    elif state.phase == "ending" and all(m.status is Status.GONE for m in state.members.values()):
         turn.let(phase="done")
         turn.because(f"done, exit code {turn.state.exit_code}")
 
@@ -82,7 +105,8 @@ def _on_agent(turn: Turn, event: Event) -> None:
     if turn.state.phase != "gathering":
         return
     if fact.keepstep_version != spec.keepstep_version:
-        turn.end(76, f"node {fact.node} runs keepstep {fact.keepstep_version}, the controller {spec.keepstep_version}")
+        why = f"node {fact.node} runs keepstep {fact.keepstep_version}, the controller {spec.keepstep_version}"
+        end_job(turn, 76, why)
         return
     known = [node for node in turn.state.nodes if node.name != fact.node]
     node = NodeSpec(fact.node, fact.slots, fact.standbys, fact.host, fact.ports)
@@ -92,24 +116,20 @@ def _on_agent(turn: Turn, event: Event) -> None:
     turn.let(nodes=tuple(sorted(turn.state.nodes, key=lambda n: n.name)))
     if not assigned_slots(turn.state.nodes, spec.world):
         offered = sum(n.slots for n in turn.state.nodes)
-        turn.end(76, f"the agents offer {offered} ranks, the job has {spec.world}: start all agents alike")
+        end_job(turn, 76, f"the agents offer {offered} ranks, the job has {spec.world}: start all agents alike")
         return
     turn.let(phase="starting")
     start_attempt(turn)
 
 
-def _on_started(turn: Turn, event: Event) -> None:
-    """A process runs; its `Hello` is what counts."""
-
-
 def _on_stop(turn: Turn, event: Event) -> None:
     assert isinstance(event.fact, StopRequest)
-    turn.end(event.fact.code, event.fact.why)
+    end_job(turn, event.fact.code, event.fact.why)
 
 
+# Facts that are not here tell the controller nothing: a process that started counts from its `Hello` on.
 _HANDLERS: dict[type, Callable[[Turn, Event], None]] = {
     AgentHello: _on_agent,
-    MemberStarted: _on_started,
     StopRequest: _on_stop,
     Hello: on_hello,
     Parked: on_parked,

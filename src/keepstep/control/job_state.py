@@ -6,7 +6,7 @@ import msgspec
 
 from keepstep.control.exits import PastFailure
 from keepstep.control.roster import Member, NodeSpec
-from keepstep.records.events import Finding, Incident
+from keepstep.records.events import Finding, FindingKind, Incident
 from keepstep.records.messages import Fact, Order
 
 __all__ = [
@@ -64,44 +64,57 @@ class Directed(msgspec.Struct, frozen=True):
 
 
 class Milestone(msgspec.Struct, frozen=True):
-    """A phase of an incident was reached at wall time `at`."""
+    """The incident of `rank` (-1: links only) reached a phase at wall time `at`. Said again, the later one counts."""
 
     incident: int
     name: str
     at: float
+    rank: int
 
 
 class Loss(msgspec.Struct, frozen=True):
-    """A member that left its rank without leave. `onset` and `detected` are wall-clock times."""
+    """A member that left its rank without leave; rank -1: nobody did, links broke. Times are wall clock.
+
+    `version` is the number of updates everybody then came to (-1: not known yet), `marks` when its repair reached
+    which phase, `note` what a reader of the incident must know.
+    """
 
     rank: int
     member: str
     node: str
-    kind: str
+    kind: FindingKind
     signal: int
+    code: int
     onset: float
     detected: float
+    version: int = -1
+    marks: dict[str, float] = {}
+    note: str = ""
 
 
 class Change(msgspec.Struct, frozen=True):
     """A membership change on its way from the loss to the first valid step.
 
     `version` is the number of updates everybody has to stand at (-1: not known yet), `reached` the highest number any
-    live member had, `restore` the checkpoint ordered (None: not needed so far, -1: the initial state). `private` holds
-    what lost ranks last published, by rank and version. `initial` marks the agreement on a checkpoint at start-up.
+    live member had. `finding` says that checkpoints are looked for, `restore` is the one ordered (None: none so far,
+    -1: the initial state), `blind` that there is none and joiners go on without the lost rank's own state. `private`
+    holds what lost ranks last published, by rank and version. `fetching` are joiners that were sent to their sources,
+    `failed` those of them that came back without. `initial` marks the agreement on a checkpoint at start-up. `moved`
+    is the time of the last answer.
     """
 
     generation: int
-    began: float
+    moved: float
     lost: tuple[Loss, ...]
-    marks: dict[str, float] = {}
     version: int = -1
     reached: int = -1
-    redone: bool = False
-    restore: int | None = None
     finding: bool = False
+    restore: int | None = None
+    blind: bool = False
     private: dict[int, dict[int, bytes]] = {}
     fetching: frozenset[str] = frozenset()
+    failed: frozenset[str] = frozenset()
+    diverged: frozenset[str] = frozenset()
     going: bool = False
     first_steps: frozenset[str] = frozenset()
     initial: bool = False
@@ -109,10 +122,16 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class JobState(msgspec.Struct, frozen=True):
-    """All the controller knows of one job; `phase` as in `docs/architecture.md`."""
+    """All the controller knows of one job; `phase` as in `docs/architecture.md`.
+
+    `named` counts processes, `incidents` closed incidents. `suspected` are ranks to which links broke and when.
+    `setup_s` is the longest time from the welcome to a first step, seconds. `leaving` is when the job began to end or
+    to restart.
+    """
 
     spec: JobSpec
     epoch: int
+    clock: float = 0.0
     phase: str = "gathering"
     nodes: tuple[NodeSpec, ...] = ()
     members: dict[str, Member] = {}
@@ -125,10 +144,12 @@ class JobState(msgspec.Struct, frozen=True):
     past: tuple[PastFailure, ...] = ()
     suspected: dict[int, float] = {}
     broken_standbys: int = 0
+    welcomed: float = 0.0
+    setup_s: float = 0.0
     done_ranks: frozenset[int] = frozenset()
     exit_code: int | None = None
     exit_why: str = ""
-    ending_since: float = 0.0
+    leaving: float = 0.0
 
 
 class Decision(msgspec.Struct, frozen=True):

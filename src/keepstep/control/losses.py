@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+import msgspec
+
+from keepstep.control.answers import speaker
 from keepstep.control.exits import ExitKind, classify_exit, exit_code_of
 from keepstep.control.job_state import Change, Event, Loss
-from keepstep.control.outcome import restart_or_end
+from keepstep.control.outcome import BROKEN_STANDBYS, end_job, note_lost, restart_or_end
 from keepstep.control.roster import Member, Status, live
 from keepstep.control.starting import start_standby
 from keepstep.control.turn import GRACE_S, Turn
-from keepstep.records.messages import (
-    Abort,
-    Fence,
-    MemberExited,
-    MemberStopped,
-    PeerLostReport,
-    StartFailed,
-)
+from keepstep.records.messages import Abort, Fence, MemberExited, MemberStopped, PeerLostReport, StartFailed
 
 __all__ = ["on_exited", "on_peer_lost", "on_start_failed", "on_stopped", "on_tick"]
 
-FENCE_GRACE_S = 30.0
-LINK_PATIENCE_S = 1.0
+_FENCE_GRACE_S = 30.0
+_LINK_PATIENCE_S = 1.0
+_LEAVE_PATIENCE_S = 60.0
+_SIGSTOP = 19
+
+# ---------------------------------------------------------------- a process is gone
 
 
 def on_exited(turn: Turn, event: Event) -> None:
@@ -30,35 +30,38 @@ def on_exited(turn: Turn, event: Event) -> None:
     member = turn.state.members.get(fact.member)
     if member is None or member.status is Status.GONE:
         return
-    before = member.status
-    member = turn.put(member, status=Status.GONE)
-    if before is Status.FENCED or turn.state.phase in ("ending", "restarting"):
+    turn.put(member, status=Status.GONE)
+    if turn.state.phase in ("ending", "restarting") or member.status is Status.FENCED:
         return
     if member.rank < 0:
-        _standby_exited(turn, member, fact)
+        how = f"signal {fact.signal}" if fact.signal else f"code {fact.code}"
+        _standby_lost(turn, member, f"ended ({how})", again=bool(fact.signal))
         return
-    kind = classify_exit(
-        rank=member.rank, code=fact.code, signal=fact.signal, version=turn.state.version, past=turn.state.past
-    )
-    if kind is ExitKind.DONE:
+    kind = classify_exit(fact.code, fact.signal)
+    if member.joiner:
+        _lose(turn, member, fact, f"{_obituary(member, fact)} before it was a member")
+    elif kind is ExitKind.DONE:
         _rank_done(turn, member)
-    elif not fact.protected:
-        restart_or_end(turn, _obituary(member, fact), exit_code_of(fact.code, fact.signal))
-    elif kind is ExitKind.USER_ERROR:
+    elif not fact.protected or member.status in (Status.STARTING, Status.CONNECTED) or _initial(turn):
+        _exit_at_start(turn, member, fact)
+    elif kind is ExitKind.USER_ERROR and not _stopping(turn, member):
         why = f"{_obituary(member, fact)}: an error of the script, no member is replaced"
-        turn.end(exit_code_of(fact.code, fact.signal), why)
-    elif before in (Status.STARTING, Status.CONNECTED) or _initial(turn):
-        restart_or_end(turn, f"{_obituary(member, fact)} before the first step", exit_code_of(fact.code, fact.signal))
-    elif before is Status.FINISHED:
-        turn.end(exit_code_of(fact.code, fact.signal), f"{_obituary(member, fact)} after its last step")
+        end_job(turn, exit_code_of(fact.code, fact.signal), why)
     else:
-        loss = Loss(member.rank, member.name, member.node, "crash", fact.signal, fact.onset, turn.now)
-        begin_change(turn, (loss,), private={member.rank: fact.private}, why=_obituary(member, fact))
-        turn.mark("fenced")
+        _lose(turn, member, fact, _obituary(member, fact))
 
 
 def _initial(turn: Turn) -> bool:
     return turn.state.change is not None and turn.state.change.initial
+
+
+def _stopping(turn: Turn, member: Member) -> bool:
+    """True for a member that was told to stop and has not answered: its collectives give unspecified data.
+
+    Inside a step the step guard discards what comes of that; between steps and in the set-up it may end the script.
+    """
+    change = turn.state.change
+    return change is not None and not change.going and member.answered != change.generation
 
 
 def _obituary(member: Member, fact: MemberExited) -> str:
@@ -66,20 +69,41 @@ def _obituary(member: Member, fact: MemberExited) -> str:
     return f"rank {member.rank} ({member.name} on {member.node}) {how}"
 
 
+def _exit_at_start(turn: Turn, member: Member, fact: MemberExited) -> None:
+    """Before members could take each other's place, and in scripts without keepstep: all start again."""
+    why = _obituary(member, fact)
+    code = exit_code_of(fact.code, fact.signal)
+    if fact.protected and not fact.signal:
+        end_job(turn, code, f"{why} before the first step: an error of the script")
+        return
+    note_lost(turn, (_loss(turn, member, fact),))
+    restart_or_end(turn, f"{why} before the first step" if fact.protected else why, code)
+
+
 def _rank_done(turn: Turn, member: Member) -> None:
-    turn.let(done_ranks=turn.state.done_ranks | {member.rank})
-    if len(turn.state.done_ranks) == turn.state.spec.world:
-        turn.end(0, "all ranks are done")
+    done = turn.state.done_ranks | {member.rank}
+    turn.let(done_ranks=done)
+    if len(done) == turn.state.spec.world:
+        turn.mark("first_valid_step", again=False)
+        end_job(turn, 0, "all ranks are done")
 
 
-def _standby_exited(turn: Turn, member: Member, fact: MemberExited) -> None:
+def _loss(turn: Turn, member: Member, fact: MemberExited) -> Loss:
+    return Loss(member.rank, member.name, member.node, "crash", fact.signal, fact.code, fact.onset, turn.now)
+
+
+def _lose(turn: Turn, member: Member, fact: MemberExited, why: str) -> None:
+    private = {} if member.joiner else fact.private
+    _begin_change(turn, _loss(turn, member, fact), private=private, why=why)
+    turn.mark("fenced", rank=member.rank, again=False)
+
+
+def _standby_lost(turn: Turn, member: Member, how: str, *, again: bool) -> None:
+    """A process without a role is lost: outside a change it is replaced, in a change `reconcile` sees to it."""
     turn.let(broken_standbys=turn.state.broken_standbys + 1)
-    how = f"signal {fact.signal}" if fact.signal else f"code {fact.code}"
-    turn.because(f"standby {member.name} on {member.node} ended ({how}); the job runs on with one standby less")
-    if fact.signal and turn.state.broken_standbys < 3 and turn.state.change is None:
+    turn.because(f"standby {member.name} on {member.node} {how}; the job runs on with one standby less")
+    if again and turn.state.broken_standbys < BROKEN_STANDBYS and turn.state.change is None:
         start_standby(turn, member.node, "a new standby in place of the lost one")
-    elif turn.state.change is not None and turn.state.broken_standbys >= 3:
-        turn.end(75, "three processes that should take a lost rank ended before they could: see their logs")
 
 
 def on_start_failed(turn: Turn, event: Event) -> None:
@@ -87,14 +111,18 @@ def on_start_failed(turn: Turn, event: Event) -> None:
     fact = event.fact
     assert isinstance(fact, StartFailed)
     member = turn.state.members.get(fact.member)
-    if member is None:
+    if member is None or member.status is Status.GONE:
         return
     turn.put(member, status=Status.GONE)
-    if member.rank >= 0:
-        turn.end(69, f"rank {member.rank} could not be started on {member.node}: {fact.why}")
+    if turn.state.phase in ("ending", "restarting"):
+        return
+    if member.rank < 0:
+        _standby_lost(turn, member, f"could not be started: {fact.why}", again=False)
     else:
-        turn.let(broken_standbys=turn.state.broken_standbys + 1)
-        turn.because(f"standby {member.name} could not be started on {member.node}: {fact.why}")
+        end_job(turn, 69, f"rank {member.rank} could not be started on {member.node}: {fact.why}")
+
+
+# ---------------------------------------------------------------- a process stands still
 
 
 def on_stopped(turn: Turn, event: Event) -> None:
@@ -102,53 +130,70 @@ def on_stopped(turn: Turn, event: Event) -> None:
     fact = event.fact
     assert isinstance(fact, MemberStopped)
     member = turn.state.members.get(fact.member)
-    if member is None or member.status in (Status.GONE, Status.FENCED) or turn.state.exit_code is not None:
+    if member is None or member.status in (Status.GONE, Status.FENCED):
         return
-    why = f"rank {member.rank} ({member.name} on {member.node}) is frozen"
     if member.rank < 0:
         turn.put(member, status=Status.FENCED)
         turn.kill(member, f"standby {member.name} is frozen", grace_s=GRACE_S)
+        _standby_lost(turn, member, "is frozen", again=True)
         return
+    why = f"rank {member.rank} ({member.name} on {member.node}) is frozen"
+    loss = Loss(
+        member.rank, member.name, member.node, "noncommunication_hang", _SIGSTOP, 0, fact.onset or fact.since, turn.now
+    )
     if member.status in (Status.STARTING, Status.CONNECTED) or _initial(turn):
+        note_lost(turn, (loss,))
         restart_or_end(turn, f"{why} before the first step")
         return
-    _fence(turn, member, why)
-    loss = Loss(member.rank, member.name, member.node, "noncommunication_hang", 19, fact.onset, turn.now)
-    begin_change(turn, (loss,), private={member.rank: fact.private}, why=why)
-    turn.mark("fenced")
-
-
-def _fence(turn: Turn, member: Member, why: str) -> None:
     turn.put(member, status=Status.FENCED)
     turn.tell(member, Fence(turn.state.epoch, f"{why}; its rank is given to another member"), why)
-    turn.kill(member, why, grace_s=FENCE_GRACE_S)
+    turn.kill(member, why, grace_s=_FENCE_GRACE_S)
+    _begin_change(turn, loss, private={} if member.joiner else fact.private, why=why)
+    turn.mark("fenced", rank=member.rank, again=False)
 
 
-def begin_change(turn: Turn, lost: tuple[Loss, ...], *, private: dict[int, dict[int, bytes]], why: str) -> None:
+# ---------------------------------------------------------------- the change
+
+
+def _begin_change(turn: Turn, loss: Loss, *, private: dict[int, bytes], why: str) -> None:
     """Start a change, or start it again with one more loss: the generation grows, every stayer is told to stop."""
-    old = turn.state.change
-    generation = (old.generation if old is not None else turn.state.generation) + 1
-    known = {} if old is None or old.going else old.private
-    earlier = () if old is None else old.lost
+    state = turn.state
+    old = state.change or Change(generation=state.generation, moved=turn.now, lost=())
+    if state.change is None:
+        turn.let(broken_standbys=0)
     change = Change(
-        generation=generation,
-        began=turn.now if old is None else old.began,
-        lost=(*earlier, *lost),
-        marks={} if old is None else old.marks,
-        reached=-1 if old is None else old.reached,
-        private={**known, **private},
-        bytes_moved=0 if old is None else old.bytes_moved,
+        generation=old.generation + 1,
+        moved=turn.now,
+        lost=(*old.lost, loss),
+        reached=old.reached,
+        private=_with_private(old.private, loss.rank, private=private),
+        bytes_moved=old.bytes_moved,
     )
     turn.let(change=change, phase="changing", suspected={})
-    turn.mark("detected")
-    turn.mark("decided")
+    turn.mark("detected", again=False)
+    turn.mark("decided", again=False)
     turn.because(why)
-    ranks = tuple(loss.rank for loss in change.lost)
-    for member in live(turn.state.members):
-        if not member.joiner:
+    ranks = tuple(sorted({lost.rank for lost in change.lost if lost.rank >= 0}))
+    for member in live(state.members):
+        if member.joiner:
+            _keep_joiner(turn, member)
+        else:
             if member.status is not Status.FINISHED:
                 turn.put(member, status=Status.RUNNING)
-            turn.tell(member, Abort(turn.state.epoch, generation, ranks), why)
+            turn.tell(member, Abort(state.epoch, change.generation, ranks), why)
+
+
+def _with_private(
+    known: dict[int, dict[int, bytes]], rank: int, *, private: dict[int, bytes]
+) -> dict[int, dict[int, bytes]]:
+    """Add what a rank published: versions that its earlier process published stay known."""
+    return {**known, rank: {**known.get(rank, {}), **private}} if rank >= 0 else known
+
+
+def _keep_joiner(turn: Turn, member: Member) -> None:
+    """A joiner needs not stop: what it has copied may still be right; a checkpoint it loaded is not."""
+    if member.ready and member.status is not Status.FETCHED:
+        turn.put(member, status=Status.READY)
 
 
 def on_peer_lost(turn: Turn, event: Event) -> None:
@@ -156,24 +201,67 @@ def on_peer_lost(turn: Turn, event: Event) -> None:
     fact = event.fact
     assert isinstance(fact, PeerLostReport)
     change = turn.state.change
-    generation = turn.state.generation if change is None or not change.going else change.generation
-    if fact.generation != generation or turn.state.exit_code is not None:
+    stopping = change is not None and not change.going and not change.initial
+    if speaker(turn, event) is None or stopping or fact.generation != turn.state.generation:
         return
     if fact.rank not in turn.state.suspected:
         turn.let(suspected={**turn.state.suspected, fact.rank: turn.now})
 
 
+# ---------------------------------------------------------------- time passes
+
+
 def on_tick(turn: Turn, event: Event) -> None:
-    """Time passes: broken links without a death, members that do not answer."""
+    """Time passes: broken links without a death, members that do not answer, processes that do not end."""
     state = turn.state
-    if state.exit_code is not None or state.phase not in ("running", "changing"):
+    if state.phase in ("ending", "restarting"):
+        _end_when_stuck(turn)
+    elif state.phase in ("running", "changing"):
+        _suspect(turn)
+        _lose_patience(turn)
+
+
+def _end_when_stuck(turn: Turn) -> None:
+    """Agents end processes by force; one that does not confirm it is gone itself."""
+    if turn.now - turn.state.leaving <= _LEAVE_PATIENCE_S:
         return
-    due = {rank for rank, since in state.suspected.items() if turn.now - since >= LINK_PATIENCE_S}
-    if due:
-        turn.let(suspected={r: t for r, t in state.suspected.items() if r not in due})
-        if state.change is None or state.change.going:
-            begin_change(turn, (), private={}, why=f"links to ranks {sorted(due)} broke, their processes live")
+    left = sorted(m.name for m in turn.state.members.values() if m.status is not Status.GONE)
+    if turn.state.phase == "ending":
+        turn.let(members={n: msgspec.structs.replace(m, status=Status.GONE) for n, m in turn.state.members.items()})
+        turn.because(f"no agent confirms the end of {left}")
+    else:
+        end_job(turn, 75, f"no agent confirms the end of {left}: no restart is possible")
+
+
+def _suspect(turn: Turn) -> None:
+    """Act on links that broke without a death. A rank that has left in peace gets the others' patience first."""
+    state = turn.state
+    if _initial(turn):
+        return
+    due = {rank for rank, since in state.suspected.items() if turn.now - since >= _LINK_PATIENCE_S}
+    left = due & state.done_ranks
+    if due - left:
+        loss = Loss(-1, "", "", "communication_hang", 0, 0, 0.0, turn.now)
+        _begin_change(turn, loss, private={}, why=f"links to ranks {sorted(due - left)} broke, their processes live")
+        return
+    waited = {rank for rank in left if turn.now - state.suspected[rank] > state.spec.patience_s}
+    if waited:
+        end_job(turn, 75, f"ranks {sorted(waited)} ended with code 0 while others still had steps to make with them")
+
+
+def _lose_patience(turn: Turn) -> None:
+    """Send joiners to their sources again that came back without state; end the job if nobody answers any more."""
     change = turn.state.change
-    if change is not None and not change.going and turn.now - change.began > state.spec.patience_s:
-        late = [m.rank for m in live(state.members) if not m.joiner and m.answered != change.generation]
-        turn.end(75, f"ranks {late or 'that join'} did not answer within {state.spec.patience_s:.0f} s of a change")
+    if change is None or change.going:
+        return
+    change = turn.change(fetching=change.fetching - change.failed, failed=frozenset())
+    patience_s = turn.state.spec.patience_s
+    members = live(turn.state.members)
+    if change.initial and not change.finding:
+        patience_s *= 10
+    elif any(m.joiner and not m.ready for m in members):
+        patience_s = max(patience_s, 2 * turn.state.setup_s)
+    if turn.now - change.moved <= patience_s:
+        return
+    late = [m.rank for m in members if not m.joiner and m.status not in (Status.SETTLED, Status.READY)]
+    end_job(turn, 75, f"ranks {late or 'that join'} did not answer within {patience_s:.0f} s of a change")

@@ -56,7 +56,8 @@ class MemberState(msgspec.Struct, frozen=True):
     """What a member knows. `version` counts applied updates; `target` is set between `Settle` and the boundary.
 
     `answering` is the generation of the change being answered, `fresh` says that no first step of the present
-    generation was reported yet, `joiner` that its own state is not the job's.
+    generation was reported yet, `joiner` that its own state is not the job's. `whole` says that its set-up cannot have
+    been spoiled by an abort: it has taken part in an agreement or has run on in some generation.
     """
 
     rank: int
@@ -66,7 +67,8 @@ class MemberState(msgspec.Struct, frozen=True):
     target: int | None = None
     answering: int = -1
     joiner: bool = False
-    fresh: bool = False
+    fresh: bool = True
+    whole: bool = False
 
 
 class Say(msgspec.Struct, frozen=True):
@@ -132,8 +134,9 @@ Act = Say | TellSettled | Resolve | TakeState | ListCheckpoints | LoadCheckpoint
 def obey(state: MemberState, order: Order, place: Place) -> tuple[MemberState, Act]:
     """The new state and what to do about `order` at `place`.
 
-    An order with a lower leader epoch than one seen before is refused. A step that is agreed rolls forward and one
-    that is not is redone: `Settle.version` decides between the two for a member that waits at an agreement.
+    An order with a lower leader epoch than one seen before is refused, and so is one of an older generation than that
+    which is answered. A step that is agreed rolls forward and one that is not is redone: `Settle.version` decides
+    between the two for a member that waits at an agreement.
     """
     epoch = getattr(order, "epoch", 0)
     if epoch < state.epoch:
@@ -141,6 +144,9 @@ def obey(state: MemberState, order: Order, place: Place) -> tuple[MemberState, A
     state = msgspec.structs.replace(state, epoch=epoch)
     if isinstance(order, (Fence, Stop)):
         return state, LeaveJob(76 if isinstance(order, Fence) else order.code, order.why)
+    generation = getattr(order, "generation", state.generation)
+    if generation < max(state.generation, state.answering):
+        return state, Refuse(f"{type(order).__name__} of generation {generation} is out of date")
     if isinstance(order, Abort):
         return _parked(state, order, place)
     if isinstance(order, Settle):
@@ -151,9 +157,11 @@ def obey(state: MemberState, order: Order, place: Place) -> tuple[MemberState, A
 
 
 def _parked(state: MemberState, order: Abort, place: Place) -> tuple[MemberState, Act]:
-    state = msgspec.structs.replace(state, answering=order.generation, target=None)
-    at_boundary_now = place is Place.BOUNDARY
-    return state, Say(Parked(order.generation, state.version, agreed=False, boundary=at_boundary_now))
+    """A member that was still in its set-up when the abort came holds no state: it says version -1."""
+    whole = state.whole or place is Place.AGREEMENT
+    state = msgspec.structs.replace(state, answering=order.generation, target=None, whole=whole)
+    version = state.version if whole else -1
+    return state, Say(Parked(order.generation, version, agreed=False, boundary=place is Place.BOUNDARY))
 
 
 def _settle(state: MemberState, order: Settle, place: Place) -> tuple[MemberState, Act]:
@@ -183,6 +191,7 @@ def _between_steps(state: MemberState, order: Order) -> tuple[MemberState, Act]:
             answering=-1,
             joiner=False,
             fresh=True,
+            whole=True,
         )
         return state, RunOn(order)
     return state, Refuse(f"{type(order).__name__} is not for a member")
@@ -201,7 +210,7 @@ def at_boundary(state: MemberState) -> tuple[MemberState, Act | None]:
 
 def step_kept(state: MemberState) -> tuple[MemberState, Act | None]:
     """One more update is applied; the first one of a generation is reported."""
-    state = msgspec.structs.replace(state, version=state.version + 1)
+    state = msgspec.structs.replace(state, version=state.version + 1, whole=True)
     if not state.fresh or state.target is not None:
         return state, None
     state = msgspec.structs.replace(state, fresh=False)

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from typing import cast
-
-from keepstep.control.exits import PastFailure
-from keepstep.control.job_state import Change, Loss
-from keepstep.control.roster import Member, Status
+from keepstep.control.exits import PastFailure, exit_code_of, repeats
+from keepstep.control.job_state import Change, JobState, Loss
+from keepstep.control.roster import Member, Status, standbys
 from keepstep.control.starting import start_standby
 from keepstep.control.turn import GRACE_S, Turn
-from keepstep.records.events import PHASES, Finding, FindingKind, Incident, Suspect
+from keepstep.records.events import PHASES, Finding, Incident, Suspect
+from keepstep.records.messages import Stop
 
-__all__ = ["close_incident", "divergence_finding", "restart_or_end"]
+__all__ = [
+    "BROKEN_STANDBYS",
+    "close_change",
+    "divergence_finding",
+    "end_job",
+    "failure_of",
+    "judge_losses",
+    "loss_code",
+    "note_lost",
+    "restart_or_end",
+]
+
+BROKEN_STANDBYS = 3
+"""So many processes without a role that end before they are of use are tried, then it is not by chance."""
+_PAST = 200
+_TEMPORARY_FAILURE = 75
 
 
 def divergence_finding(turn: Turn, member: Member) -> Finding:
@@ -29,65 +43,139 @@ def divergence_finding(turn: Turn, member: Member) -> Finding:
     )
 
 
-def close_incident(turn: Turn) -> None:
-    """Every member is through its first step: write one incident for every rank that was lost."""
+def failure_of(loss: Loss) -> PastFailure:
+    """What is remembered of a loss."""
+    return PastFailure(loss.rank, loss.signal, loss.code, loss.version)
+
+
+def loss_code(change: Change) -> int:
+    """The exit code of a job that a change could not save: that of its first loss."""
+    members = [loss for loss in change.lost if loss.rank >= 0]
+    return exit_code_of(members[0].code, members[0].signal) if members else _TEMPORARY_FAILURE
+
+
+def judge_losses(turn: Turn) -> bool:
+    """False, and the job ends, if a loss of this change is the same as before: the program's own fault.
+
+    To be asked when the version that the losses fell on is known.
+    """
     change = turn.state.change
     assert change is not None
-    nobody = Loss(-1, "", "", "communication_hang", 0, change.began, change.began)
-    for loss in change.lost or (nobody,):
-        turn.let(incidents=turn.state.incidents + 1)
-        turn.incidents.append(_incident(turn, loss, change))
-        past = PastFailure(loss.rank, loss.signal, change.version)
-        turn.let(past=(*turn.state.past, past))
-    turn.let(phase="running", change=None, version=max(turn.state.version, change.version + 1))
+    past = turn.state.past
+    for loss in change.lost:
+        failure = failure_of(loss)
+        if loss.rank >= 0 and repeats(failure, past):
+            how = f"signal {loss.signal}" if loss.signal else f"exit code {loss.code}"
+            why = f"rank {loss.rank} ended by {how} at step {loss.version} again: an error of the script"
+            end_job(turn, exit_code_of(loss.code, loss.signal), why)
+            return False
+        past = (*past, failure)
+    return True
+
+
+def close_change(turn: Turn) -> None:
+    """Every member is through its first step: the incidents are complete, and standbys are replaced."""
+    change = turn.state.change
+    assert change is not None
+    turn.mark("first_valid_step")
+    _write_incidents(turn)
+    turn.let(phase="running", version=max(turn.state.version, change.version))
     turn.because(f"incident closed: all members completed a step in generation {change.generation}")
-    _refill_standbys(turn)
-
-
-def _refill_standbys(turn: Turn) -> None:
-    """Start as many standbys as each node has lost."""
+    turn.let(broken_standbys=0, members=_remembered(turn.state))
     for node in turn.state.nodes:
-        waiting = [
-            m
-            for m in turn.state.members.values()
-            if m.rank < 0 and m.node == node.name and m.status in (Status.STARTING, Status.WARM)
-        ]
+        waiting = [m for m in standbys(turn.state.members) if m.node == node.name]
         for _ in range(node.standbys - len(waiting)):
-            if turn.state.broken_standbys < 3:
-                start_standby(turn, node.name, "a new standby in place of the one that joined")
+            start_standby(turn, node.name, "a new standby in place of the one that joined")
 
 
-def _incident(turn: Turn, loss: Loss, change: Change) -> Incident:
-    """The recovery as seconds from the onset; further losses during a change are part of it."""
+def _remembered(state: JobState) -> dict[str, Member]:
+    """All members but those that are gone and left nothing to tell."""
+    return {name: m for name, m in state.members.items() if m.status is not Status.GONE or m.weights_sha256}
+
+
+def _write_incidents(turn: Turn, note: str = "") -> None:
+    """One incident for every loss of the change that is on its way, which ends with it."""
+    change = turn.state.change
+    for loss in () if change is None else change.lost:
+        assert change is not None
+        turn.let(incidents=turn.state.incidents + 1)
+        turn.incidents.append(_incident(turn, loss, change=change, note=note))
+        if loss.rank >= 0:
+            turn.let(past=(*turn.state.past, failure_of(loss))[-_PAST:])
+    turn.let(change=None)
+
+
+def _incident(turn: Turn, loss: Loss, *, change: Change, note: str) -> Incident:
+    """The recovery as seconds from the onset."""
     onset = min(loss.onset or loss.detected, loss.detected)
-    reached = {name: round(change.marks[name] - onset, 6) for name in PHASES if name in change.marks}
-    reached.update(onset=0.0, detected=round(loss.detected - onset, 6))
+    reached = {name: round(at - onset, 6) for name, at in loss.marks.items() if name in PHASES}
     return Incident(
-        kind=cast(FindingKind, loss.kind),
+        kind=loss.kind,
         number=turn.state.incidents,
         job=turn.state.spec.job,
         attempt=turn.state.attempt,
         generation=change.generation,
-        step=change.version,
+        step=max(change.version, 0),
         rank=loss.rank if loss.rank >= 0 else None,
         node=loss.node or None,
         member=loss.member or None,
         wall=turn.now,
         onset_wall=onset,
-        steps_recomputed=max(0, change.reached - change.version),
+        detected=reached.get("detected"),
+        decided=reached.get("decided"),
+        fenced=reached.get("fenced"),
+        standby_chosen=reached.get("standby_chosen"),
+        warmed=reached.get("warmed"),
+        connected=reached.get("connected"),
+        copied=reached.get("copied"),
+        joined=reached.get("joined"),
+        first_valid_step=reached.get("first_valid_step"),
+        steps_recomputed=max(0, change.reached - change.version) if change.version >= 0 else 0,
         bytes_moved=change.bytes_moved,
-        members_changed=len(change.lost),
-        **reached,
+        members_changed=sum(1 for lost in change.lost if lost.rank >= 0),
+        note="; ".join(text for text in (loss.note, note) if text),
     )
 
 
-def restart_or_end(turn: Turn, why: str, code: int = 75) -> None:
+def note_lost(turn: Turn, losses: tuple[Loss, ...]) -> None:
+    """Keep losses that no membership change repairs, so that each still becomes an incident when the attempt ends."""
+    change = turn.state.change
+    if change is None:
+        turn.let(change=Change(generation=turn.state.generation, moved=turn.now, lost=losses))
+    else:
+        turn.change(lost=(*change.lost, *losses))
+    turn.mark("detected", again=False)
+    turn.mark("decided", again=False)
+
+
+def restart_or_end(turn: Turn, why: str, code: int = _TEMPORARY_FAILURE) -> None:
     """End all ranks and start a new attempt, if one is left; else end the job with `code`."""
-    if turn.state.attempt >= turn.state.spec.max_restarts:
-        turn.end(code, f"{why}; no restart is left (--max-restarts {turn.state.spec.max_restarts})")
+    state = turn.state
+    if state.attempt >= state.spec.max_restarts:
+        end_job(turn, code, f"{why}; no restart is left (--max-restarts {state.spec.max_restarts})")
         return
-    turn.because(f"{why}: restart {turn.state.attempt + 1} of {turn.state.spec.max_restarts}")
-    turn.let(phase="restarting", change=None, generation=turn.state.generation + 1)
-    for member in turn.state.members.values():
+    turn.because(f"{why}: restart {state.attempt + 1} of {state.spec.max_restarts}")
+    generation = _newest_generation(state) + 1
+    _write_incidents(turn, note=f"restart {state.attempt + 1} of {state.spec.max_restarts}")
+    turn.let(phase="restarting", generation=generation, suspected={}, leaving=turn.now)
+    for member in state.members.values():
         if member.rank >= 0 and member.status is not Status.GONE:
+            turn.kill(member, why, grace_s=GRACE_S)
+
+
+def _newest_generation(state: JobState) -> int:
+    return state.generation if state.change is None else max(state.generation, state.change.generation)
+
+
+def end_job(turn: Turn, code: int, why: str) -> None:
+    """End the job with `code`; members are told and then ended by their agents."""
+    if turn.state.exit_code is not None:
+        return
+    turn.because(why)
+    _write_incidents(turn, note=f"the job ended: {why}" if code else "")
+    turn.let(exit_code=code, exit_why=why, phase="ending", leaving=turn.now, suspected={})
+    for member in turn.state.members.values():
+        if member.status is not Status.GONE:
+            if member.address is not None:
+                turn.tell(member, Stop(turn.state.epoch, code, why), why)
             turn.kill(member, why, grace_s=GRACE_S)

@@ -8,11 +8,21 @@ import msgspec
 
 from keepstep.records.messages import Address
 
-__all__ = ["Member", "NodeSpec", "Status", "by_rank", "live", "node_of_rank", "standbys", "with_member"]
+__all__ = [
+    "Member",
+    "NodeSpec",
+    "Status",
+    "by_rank",
+    "free_local_rank",
+    "live",
+    "node_of_rank",
+    "standbys",
+    "with_member",
+]
 
 
 class Status(Enum):
-    """Where a member stands. `LIVE_STATUSES` of this module are those that hold a rank and take part."""
+    """Where a process stands. Members run from STARTING over CONNECTED to RUNNING; joiners from WARM over JOINING."""
 
     STARTING = "starting"
     CONNECTED = "connected"
@@ -42,17 +52,21 @@ class NodeSpec(msgspec.Struct, frozen=True):
 
 
 class Member(msgspec.Struct, frozen=True):
-    """One process of the job. `rank` is -1 while it has no role.
+    """One process of the job. `rank` is -1 while it has no role; `joiner` while its state is not the job's.
 
-    `version` and `agreed` are its last `Parked` or `Settled` answer, given for `answered` (a generation).
+    `version` and `agreed` are its last `Parked` or `Settled` answer, given for `answered` (a generation). `ready` says
+    that a joiner has run its set-up. `started` is the wall-clock time of the order to start it.
     """
 
     name: str
     rank: int
     node: str
     status: Status
+    local_rank: int = -1
+    started: float = 0.0
     address: Address | None = None
     joiner: bool = False
+    ready: bool = False
     answered: int = -1
     version: int = -1
     agreed: bool = False
@@ -60,7 +74,6 @@ class Member(msgspec.Struct, frozen=True):
     replica: str = ""
     checkpoints: tuple[int, ...] | None = None
     weights_sha256: str = ""
-    bytes_moved: int = 0
 
 
 def live(members: dict[str, Member]) -> list[Member]:
@@ -78,6 +91,12 @@ def standbys(members: dict[str, Member], status: Status | None = None) -> list[M
     return [
         m for m in members.values() if m.rank < 0 and m.status not in _DEAD and (status is None or m.status is status)
     ]
+
+
+def free_local_rank(members: dict[str, Member], node: str) -> int:
+    """The smallest local rank that no live member on `node` has."""
+    taken = {m.local_rank for m in live(members) if m.node == node}
+    return next(number for number in range(len(taken) + 1) if number not in taken)
 
 
 def with_member(members: dict[str, Member], member: Member) -> dict[str, Member]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keepstep.control.roster import Member, NodeSpec, Status, node_of_rank
+from keepstep.control.roster import Member, NodeSpec, Status, node_of_rank, standbys
 from keepstep.control.turn import Turn
 from keepstep.records.messages import StartMember
 
@@ -43,24 +43,22 @@ def start_attempt(turn: Turn) -> None:
     """Start every rank, and the standbys that are not there yet, on their nodes."""
     for rank in range(turn.state.spec.world):
         index, local_rank = node_of_rank(turn.state.nodes, rank)
-        _start(turn, turn.state.nodes[index].name, rank, local_rank=local_rank, reason=f"start rank {rank}")
+        _start(turn, turn.state.nodes[index].name, rank=rank, local_rank=local_rank, reason=f"start rank {rank}")
     for node in turn.state.nodes:
-        alive = [
-            m for m in turn.state.members.values() if m.rank < 0 and m.node == node.name and m.status is not Status.GONE
-        ]
+        alive = [m for m in standbys(turn.state.members) if m.node == node.name]
         for _ in range(node.standbys - len(alive)):
             start_standby(turn, node.name, "start a standby")
 
 
 def start_standby(turn: Turn, node: str, reason: str) -> None:
     """Start a process without a role on `node` (empty: the first node)."""
-    _start(turn, node or turn.state.nodes[0].name, -1, local_rank=-1, reason=reason)
+    _start(turn, node or turn.state.nodes[0].name, rank=-1, local_rank=-1, reason=reason)
 
 
-def _start(turn: Turn, node: str, rank: int, *, local_rank: int, reason: str) -> None:
+def _start(turn: Turn, node: str, *, rank: int, local_rank: int, reason: str) -> None:
     name = f"m{turn.state.named}"
     turn.let(named=turn.state.named + 1)
-    turn.put(Member(name=name, rank=rank, node=node, status=Status.STARTING))
+    turn.put(Member(name, rank, node, Status.STARTING, local_rank=local_rank, started=turn.now))
     order = StartMember(
         epoch=turn.state.epoch,
         member=name,

@@ -5,13 +5,14 @@ from __future__ import annotations
 import msgspec
 
 from keepstep.control.job_state import Change, Decision, Directed, JobState, Milestone
-from keepstep.control.roster import Member, Status, live, with_member
-from keepstep.records.events import Finding, Incident
-from keepstep.records.messages import Address, KillMember, Order, Stop
+from keepstep.control.roster import Member, live, with_member
+from keepstep.records.events import PHASES, Finding, Incident
+from keepstep.records.messages import Address, KillMember, Order
 
-__all__ = ["Turn"]
+__all__ = ["GRACE_S", "Turn"]
 
 GRACE_S = 5.0
+"""What a process gets to end by itself when its job ends or restarts."""
 
 
 class Turn:
@@ -58,12 +59,24 @@ class Turn:
         self.let(change=changed)
         return changed
 
-    def mark(self, name: str, *, again: bool = False) -> None:
-        """Note that the incident reached a phase: the first time counts, the last one with `again`."""
+    def mark(self, name: str, *, rank: int | None = None, again: bool = True) -> None:
+        """Note that the repair of the losses of `rank` (None: of all) reached a phase.
+
+        The last time counts, because a repair that is begun again goes through the later phases again; without
+        `again` the first time does.
+        """
+        later = PHASES[PHASES.index(name) :]
         change = self.state.change
-        if change is not None and (again or name not in change.marks):
-            self.change(marks={**change.marks, name: self.now})
-            self.milestones.append(Milestone(self.state.incidents, name, self.now))
+        if change is None:
+            return
+        lost = list(change.lost)
+        for index, loss in enumerate(lost):
+            if (rank is None or rank == loss.rank) and (again or name not in loss.marks):
+                kept = {phase: at for phase, at in loss.marks.items() if phase not in later}
+                lost[index] = msgspec.structs.replace(loss, marks={**kept, name: self.now})
+                number = self.state.incidents + 1 + index
+                self.milestones.append(Milestone(number, name, self.now, loss.rank))
+        self.change(lost=tuple(lost))
 
     def tell(self, member: Member, order: Order, reason: str) -> None:
         """Send an order to a member."""
@@ -73,22 +86,10 @@ class Turn:
         """Send an order to an agent."""
         self.orders.append(Directed(node, "", order, reason))
 
-    def addresses(self) -> dict[int, Address]:
-        """The roster: where the data plane of every rank is reached."""
-        return {m.rank: m.address for m in live(self.state.members) if m.address is not None}
-
-    def end(self, code: int, why: str) -> None:
-        """End the job with `code`; members are told and then ended by their agents."""
-        if self.state.exit_code is not None:
-            return
-        self.let(exit_code=code, exit_why=why, phase="ending", ending_since=self.now, change=None)
-        self.because(why)
-        for member in self.state.members.values():
-            if member.status is not Status.GONE:
-                if member.address is not None:
-                    self.tell(member, Stop(self.state.epoch, code, why), why)
-                self.kill(member, why, grace_s=GRACE_S)
-
     def kill(self, member: Member, why: str, *, grace_s: float) -> None:
         """Have the agent end a process."""
         self.tell_agent(member.node, KillMember(self.state.epoch, member.name, grace_s), why)
+
+    def addresses(self) -> dict[int, Address]:
+        """The roster: where the data plane of every rank is reached."""
+        return {m.rank: m.address for m in live(self.state.members) if m.address is not None}

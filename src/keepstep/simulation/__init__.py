@@ -1,7 +1,3 @@
-"""What would happen: the control plane run against a seeded world.
-
-An empty room: a simulator that drives `control` with a fake network, clock and processes will live here. It may
-import the pure packages and the in-memory twins of `store`, never `service` or torch.
-"""
+"""What would happen: the control plane run against a seeded world of processes, networks and faults."""
 
 __all__: list[str] = []

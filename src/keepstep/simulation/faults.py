@@ -1,0 +1,91 @@
+"""Faults drawn from the seed: which, and after how many points that all processes pass together."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from keepstep.simulation.engine import Engine
+from keepstep.simulation.simulated_disk import SimulatedDisk
+from keepstep.simulation.simulated_plane import SimulatedPlane
+from keepstep.simulation.simulated_process import Life
+from keepstep.simulation.trainee import Trainee
+
+__all__ = ["Blow", "Injector", "draw_blows"]
+
+_KINDS = (("kill", 50), ("segfault", 8), ("freeze", 18), ("cut", 8), ("pair", 8), ("standby", 5), ("damage", 3))
+
+
+class Blow(msgspec.Struct, frozen=True):
+    """After `point` points: a fault of `kind`, to the process that is at that point (`here`) or to any other."""
+
+    point: int
+    kind: str
+    here: bool
+    asleep_s: float
+
+
+def draw_blows(rng: random.Random, *, points: int, most: int) -> tuple[Blow, ...]:
+    """Up to `most` faults within about `points` points; half of them follow close on the one before."""
+    blows: list[Blow] = []
+    at = 0
+    for _ in range(rng.randint(0, most)):
+        follows = blows and rng.random() < 0.6
+        at = at + rng.randint(0, 60) if follows else rng.randint(0, points)
+        kind = rng.choices([name for name, _ in _KINDS], [weight for _, weight in _KINDS])[0]
+        asleep_s = rng.choice((0.05, 0.5, 2.0, 1e6))
+        blows.append(Blow(at, kind, rng.random() < 0.7, asleep_s))
+    return tuple(sorted(blows, key=lambda blow: blow.point))
+
+
+class Injector:
+    """Counts points and strikes. `struck` tells what was done: (kind, name of the process, its rank)."""
+
+    def __init__(self, engine: Engine, blows: tuple[Blow, ...], *, trainees: dict[str, Trainee]) -> None:
+        self.struck: list[tuple[str, str, int]] = []
+        self.late = False
+        self.on_freeze: Callable[[Life], None] = lambda life: None
+        self._engine = engine
+        self._trainees = trainees
+        self._blows = list(blows)
+        self._points = 0
+
+    def pass_point(self, life: Life, plane: SimulatedPlane, *, disk: SimulatedDisk) -> None:
+        """One more point is passed, by `life`."""
+        self._points += 1
+        while self._blows and self._blows[0].point <= self._points:
+            blow = self._blows.pop(0)
+            for number, victim in enumerate(self._victims(blow, life)):
+                self._strike(blow, victim, plane=plane, disk=disk, number=number)
+
+    def _victims(self, blow: Blow, life: Life) -> Iterator[Trainee]:
+        living = [t for t in self._trainees.values() if t.life.alive and not t.life.frozen]
+        members = [t for t in living if t.rank >= 0]
+        if blow.kind == "standby":
+            yield from [t for t in living if t.rank < 0][:1]
+        elif blow.kind in ("pair", "cut"):
+            yield from self._engine.rng.sample(members, min(2, len(members)))
+        elif blow.here and life.alive:
+            yield self._trainees[life.name]
+        elif living:
+            yield self._engine.rng.choice(living)
+
+    def _strike(self, blow: Blow, victim: Trainee, *, plane: SimulatedPlane, disk: SimulatedDisk, number: int) -> None:
+        life = victim.life
+        self.struck.append((blow.kind, life.name, victim.rank))
+        steps = victim.world.script.steps
+        self.late = self.late or any(t.machine.version >= steps for t in self._trainees.values())
+        if blow.kind == "freeze":
+            life.freeze()
+            self.on_freeze(life)
+            self._engine.at(blow.asleep_s, life.wake)
+        elif blow.kind == "cut":
+            if number == 1:
+                plane.cut(self.struck[-2][1], life.name)
+        elif blow.kind == "damage":
+            disk.damage(victim.rank)
+        else:
+            signal = 11 if blow.kind == "segfault" else 9
+            life.end(-signal, signal)

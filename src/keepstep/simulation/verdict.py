@@ -1,0 +1,122 @@
+"""One run judged: did the job end as it must, after these faults?"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from keepstep.records.incident import PHASES, Incident
+from keepstep.simulation.truth import Violation
+from keepstep.simulation.world import World, draw_plan
+
+__all__ = ["Verdict", "judge", "simulate", "transcript"]
+
+_EXCUSES = (
+    (r"no restart is left", "restarts"),
+    (r"an error of the script", "script"),
+    (r"again: an error of the script", "again"),
+    (r"processes that should take rank", "standbys"),
+    (r"had made their last step|after its last step", "late"),
+)
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """How a run ended: the job's exit code, the reason, whole restarts, incidents, faults and simulated seconds."""
+
+    seed: int
+    code: int
+    why: str
+    restarts: int
+    incidents: int
+    faults: int
+    seconds: float
+
+
+def simulate(seed: int) -> Verdict:
+    """Run the world of `seed` and judge it. Raises Violation, with the seed in its text."""
+    world = World(draw_plan(seed))
+    try:
+        ended = world.run()
+        judge(world, ended=ended)
+    except Violation as error:
+        raise Violation(f"seed {seed}: {error} -> python -m keepstep.simulation {seed}") from error
+    state = world.state
+    return Verdict(
+        seed=seed,
+        code=-1 if state.exit_code is None else state.exit_code,
+        why=state.exit_why,
+        restarts=state.attempt,
+        incidents=len(world.incidents),
+        faults=len(world.injector.struck),
+        seconds=world.engine.now,
+    )
+
+
+def judge(world: World, *, ended: bool) -> None:
+    """Raises Violation if the job hangs, loses anything, or ends badly without a cause."""
+    state = world.state
+    if not ended:
+        raise Violation(f"the job hangs in phase {state.phase}: {state.change}")
+    if any(trainee.life.alive for trainee in world.trainees.values()):
+        raise Violation("a process is left behind")
+    for incident in world.incidents:
+        _check_incident(incident)
+    members = [incident.member for incident in world.incidents if incident.member is not None]
+    if len(members) != len(set(members)):
+        raise Violation(f"more than one incident for a member: {members}")
+    if state.exit_code == 0:
+        _check_success(world)
+    else:
+        _check_failure(world)
+
+
+def _check_incident(incident: Incident) -> None:
+    """Phases come in order and none before the onset."""
+    times = [(name, getattr(incident, name)) for name in PHASES if getattr(incident, name) is not None]
+    for (earlier, first), (later, second) in zip(times, times[1:], strict=False):
+        if first > second:
+            raise Violation(f"incident {incident.number}: {earlier} at {first} comes after {later} at {second}")
+
+
+def _check_success(world: World) -> None:
+    """G-2, G-11: every rank made every step, and every loss was told."""
+    steps, layout = world.plan.script.steps, world.plan.layout
+    finished = {t.rank for t in world.trainees.values() if t.finished and t.machine.version == steps}
+    if finished != set(range(layout.world)):
+        raise Violation(f"only ranks {sorted(finished)} made all {steps} steps")
+    told = {incident.member for incident in world.incidents}
+    for kind, name, rank in world.injector.struck:
+        if kind in ("kill", "segfault", "pair") and rank >= 0 and name not in told and not world.state.attempt:
+            raise Violation(f"{name} (rank {rank}) was killed and no incident tells it")
+    if world.plan.script.raises is not None:
+        raise Violation("the script raised an exception and the job ended well")
+
+
+def _check_failure(world: World) -> None:
+    """A job may end badly only for a cause that no swap can repair."""
+    state, injector = world.state, world.injector
+    excuses = {name for pattern, name in _EXCUSES if re.search(pattern, state.exit_why)}
+    script = world.plan.script
+    ranks = [rank for kind, _, rank in injector.struck if kind != "cut"]
+    repeated = max((ranks.count(rank) for rank in ranks), default=0)
+    allowed = {
+        "restarts": state.attempt >= world.plan.max_restarts,
+        "script": script.raises is not None or script.crashes is not None,
+        "again": repeated >= 2,
+        "standbys": len(injector.struck) >= 3,
+        "late": injector.late,
+    }
+    if not any(allowed[excuse] for excuse in excuses):
+        raise Violation(f"the job ended with code {state.exit_code} without a cause: {state.exit_why}")
+
+
+def transcript(world: World) -> list[str]:
+    """What happened, a line for each fact and each order."""
+    lines = []
+    for at, event, decision in world.journal:
+        lines.append(f"{at:9.4f} {event.source_node}/{event.source_member} {event.fact}")
+        if decision.reason:
+            lines.append(f"            = {decision.reason}")
+        lines += [f"            > {d.node}/{d.member or 'agent'} {type(d.order).__name__}" for d in decision.orders]
+    return lines

@@ -1,0 +1,143 @@
+"""The whole control plane in one seeded world: controller, agents, processes, network and faults."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+
+import msgspec
+
+from keepstep.control.job import decide, new_job
+from keepstep.control.job_state import Decision, Event, JobSpec, StopRequest, Tick
+from keepstep.control.roster import Status
+from keepstep.records.events import Finding, Incident
+from keepstep.records.messages import AgentHello, Fact, Fence, Order, StartMember
+from keepstep.simulation.engine import Channel, Engine
+from keepstep.simulation.faults import Blow, Injector, draw_blows
+from keepstep.simulation.simulated_agent import SimulatedAgent
+from keepstep.simulation.simulated_disk import SimulatedDisk
+from keepstep.simulation.simulated_plane import SimulatedPlane
+from keepstep.simulation.simulated_process import Life
+from keepstep.simulation.trainee import VERSION, Script, Surroundings, Trainee
+from keepstep.simulation.truth import Layout, Truth
+
+__all__ = ["Plan", "World", "draw_plan"]
+
+_TICK_S = 0.1
+_WIRE_S = 0.001
+_PATIENCE_S = 20.0
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What one run is about; all of it follows from the seed."""
+
+    seed: int
+    layout: Layout
+    nodes: tuple[tuple[str, int, int], ...]
+    script: Script
+    max_restarts: int
+    blows: tuple[Blow, ...]
+
+
+def draw_plan(seed: int) -> Plan:
+    """A job and its faults. Every third job has state without a replica, every third writes checkpoints."""
+    rng = random.Random(seed)
+    world = rng.randint(1, 6)
+    shards = rng.choice((1, 1, 2, world))
+    shards = min(shards, world)
+    steps = rng.randint(1, 12)
+    every = rng.choice((0, 0, rng.randint(1, 4))) if shards < world else rng.choice((0, 1, 3))
+    fault = rng.random()
+    which = (rng.randrange(world), rng.randrange(steps))
+    script = Script(steps, every, which if fault < 0.04 else None, which if 0.04 <= fault < 0.08 else None)
+    first = rng.randint(1, world)
+    standbys = rng.choice((0, 1, 1, 2, 3))
+    nodes = (("n0", first, standbys),) if first == world else (("n0", first, standbys), ("n1", world - first, 1))
+    points = world * (steps + 2) * 9
+    return Plan(seed, Layout(world, shards), nodes, script, 3, draw_blows(rng, points=points, most=5))
+
+
+class World:
+    """One run. After `run()`: `state`, `incidents`, `findings`, `journal` (decisions in order) and the trainees."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.engine = Engine(plan.seed)
+        self.truth = Truth(plan.layout)
+        self.incidents: list[Incident] = []
+        self.findings: list[Finding] = []
+        self.journal: list[tuple[float, Event, Decision]] = []
+        spec = JobSpec("sim", plan.layout.world, len(plan.nodes), VERSION, b"s", plan.max_restarts, _PATIENCE_S)
+        self.state = new_job(spec, epoch=1)
+        plane = SimulatedPlane(self.engine, self.truth, world=plan.layout.world)
+        plane.when_awake = lambda name, action: self._around.trainees[name].life.when_awake(action)
+        self._around = Surroundings(self.engine, plane, SimulatedDisk(3), self.truth, plan.script, {})
+        self.injector = Injector(self.engine, plan.blows, trainees=self.trainees)
+        self._agents = {name: self._agent(name) for name, _, _ in plan.nodes}
+        self._down = {name: Channel(self.engine, _WIRE_S) for name in self._agents}
+        self.injector.on_freeze = lambda life: self._agents[life.node].watch_frozen(life)
+
+    @property
+    def trainees(self) -> dict[str, Trainee]:
+        """All processes that ever were, by name."""
+        return self._around.trainees
+
+    def run(self, *, until_s: float = 600.0) -> bool:
+        """True if the job came to its end within `until_s` simulated seconds. Raises Violation."""
+        for name, slots, standbys in self.plan.nodes:
+            hello = Event(name, "", AgentHello(name, slots, standbys, VERSION))
+            self.engine.at(self.engine.delay(0.1), partial(self.feed, hello))
+        self._tick()
+        return self.engine.run(until_s=until_s, done=lambda: self.state.phase == "done")
+
+    def stop(self, code: int) -> None:
+        """A person ends the job."""
+        self.feed(Event("", "", StopRequest(code, "interrupted")))
+
+    # ------------------------------------------------------------ controller
+
+    def feed(self, event: Event) -> None:
+        """What `service.controller.JobShell` does with an event."""
+        decision = decide(self.state, event, self.engine.now)
+        self.state = decision.state
+        self.incidents += decision.incidents
+        self.findings += decision.findings
+        if decision.reason or decision.orders or not isinstance(event.fact, Tick):
+            self.journal.append((self.engine.now, event, decision))
+        for directed in decision.orders:
+            self._note_fence(directed.member, directed.order)
+            agent = self._agents[directed.node]
+            self._down[directed.node].send(partial(agent.obey, directed))
+
+    def _note_fence(self, member: str, order: Order) -> None:
+        if isinstance(order, Fence) and self.state.members[member].status is Status.FENCED:
+            change = self.state.change
+            generation = self.state.generation + 1 if change is None else change.generation
+            self.truth.fenced_at.setdefault(member, generation)
+
+    def _tick(self) -> None:
+        self.feed(Event("", "", Tick()))
+        self.engine.at(_TICK_S, self._tick)
+
+    # ------------------------------------------------------------ nodes
+
+    def _agent(self, node: str) -> SimulatedAgent:
+        upward = Channel(self.engine, _WIRE_S)
+
+        def say(member: str, fact: Fact) -> None:
+            upward.send(lambda: self.feed(Event(node, member, fact)))
+
+        return SimulatedAgent(self.engine, node, spawn=self._spawn, upward=say)
+
+    def _spawn(self, life: Life, order: StartMember) -> None:
+        trainee = Trainee(self._around, life, rank=order.rank)
+        self.trainees[life.name] = trainee
+        report = life.on_exit
+
+        def gone(life: Life) -> None:
+            self._around.plane.die(life.name)
+            report(life)
+
+        life.on_exit = gone
+        life.at_point = lambda life, point: self.injector.pass_point(life, self._around.plane, disk=self._around.disk)
+        self.engine.at(0.0, lambda: life.start(trainee.run()))
