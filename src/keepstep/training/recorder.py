@@ -17,12 +17,12 @@ from keepstep.records.ring import MAX_PRIVATE_BYTES, write_private
 
 __all__ = ["Recorder", "monotonic_s", "wall_s"]
 
-log = logging.getLogger("keepstep")
+_log = logging.getLogger("keepstep")
 
-HEADER_BYTES = 8192
-SLOTS_AT = 73728
-SLOT_BYTES = 128
-DEFAULT_SLOTS = 16384
+_HEADER_BYTES = 8192
+_SLOTS_AT = 73728
+_SLOT_BYTES = 128
+_DEFAULT_SLOTS = 16384
 
 
 def monotonic_s() -> float:
@@ -45,9 +45,9 @@ class Recorder:
         self.size = len(memory)
         self.member = bytes(memory[80:128]).split(b"\0", 1)[0].decode("utf-8", "replace")
         self._too_large = False
-        capacity = (self.size - SLOTS_AT) // SLOT_BYTES
+        capacity = (self.size - _SLOTS_AT) // _SLOT_BYTES
         offset = time.time_ns() - time.monotonic_ns()
-        memory[0:24] = struct.pack("<8sIIQ", b"KSRING01", 1, SLOT_BYTES, capacity)
+        memory[0:24] = struct.pack("<8sIIQ", b"KSRING01", 1, _SLOT_BYTES, capacity)
         memory[48:64] = struct.pack("<qIi", offset, os.getpid(), -1)
 
     @classmethod
@@ -59,13 +59,17 @@ class Recorder:
             os.close(descriptor)
 
     @classmethod
-    def private_memory(cls, slots: int = DEFAULT_SLOTS) -> Recorder:
+    def private_memory(cls, slots: int = _DEFAULT_SLOTS) -> Recorder:
         """A ring of this process alone, for jobs without an agent."""
-        return cls(mmap.mmap(-1, SLOTS_AT + slots * SLOT_BYTES))
+        return cls(mmap.mmap(-1, _SLOTS_AT + slots * _SLOT_BYTES))
 
     def identify(self, *, rank: int) -> None:
         """Write the rank into the header."""
         self._memory[60:64] = struct.pack("<i", rank)
+
+    def slots_written(self) -> int:
+        """Slots reserved since the ring was made, those overwritten since included."""
+        return int(struct.unpack_from("<Q", self._memory, 24)[0])
 
     def publish_private(self, version: int, data: bytes) -> None:
         """Leave the rank's own state of `version` (RNG, data position) where it survives this process."""
@@ -73,7 +77,7 @@ class Recorder:
             write_private(self._memory, version, data)
         elif not self._too_large:
             self._too_large = True
-            log.warning(
+            _log.warning(
                 "the rank's own state has %d bytes, %d fit: a replacement starts with fresh random numbers",
                 len(data),
                 MAX_PRIVATE_BYTES,

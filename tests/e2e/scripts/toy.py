@@ -117,6 +117,7 @@ def main() -> None:
     parser.add_argument("--checkpoint", default="")
     parser.add_argument("--raise-at", default="")
     parser.add_argument("--die-at", default="")
+    parser.add_argument("--flip", default="", help="RANK:STEP: flip one bit of a weight after that step")
     parser.add_argument("--pace", type=float, default=0.0)
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -162,6 +163,9 @@ def main() -> None:
                 scheduler.step()
                 optimizer.zero_grad()
             holds.step = -1
+            if args.flip == f"{rank}:{step.number}" and step.kept:
+                with torch.no_grad():
+                    next(iter(model.parameters())).view(torch.int32)[0, 0] ^= 1
             if step.kept and log is not None:
                 with log.open("a") as file:
                     file.write(f"{step.number} {float(loss).hex()} {seen} {os.getpid()}\n")

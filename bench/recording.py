@@ -1,0 +1,145 @@
+"""What the recorder costs: training steps with it on and off in turns of 50 inside one process, and one record alone.
+
+Two figures, as shares of a training step: the A/B difference (with the upper end of its 95 % confidence interval), and
+the cost of one record times the records of a step.
+"""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from harness import Result, judge, options, report
+
+RANKS = 2
+TURN = 50
+AT_MOST_AB = 0.01
+AT_MOST_RECORDS = 0.0027
+
+
+def upper_bound(differences: list[float]) -> float:
+    """Upper end of the two-sided 95 % interval of the mean (normal approximation; turns are paired)."""
+    return statistics.fmean(differences) + 1.96 * statistics.stdev(differences) / math.sqrt(len(differences))
+
+
+def training() -> Callable[[], None]:
+    """A DDP step of about ten milliseconds with several buckets."""
+    import torch
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.manual_seed(0)
+    layers = [layer for _ in range(6) for layer in (nn.Linear(512, 512), nn.ReLU())]
+    model = DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.001)
+    batch = torch.randn(16, 512)
+
+    def step() -> None:
+        model(batch).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def turn(work: Callable[[], object], times: int) -> float:
+    """Seconds per call."""
+    begin = time.perf_counter()
+    for _ in range(times):
+        work()
+    return (time.perf_counter() - begin) / times
+
+
+def in_turns(fabric: Any, work: Callable[[], object], *, times: int, pairs: int) -> tuple[list[float], list[float]]:
+    """Seconds per call with the recorder on and off, pair by pair; the order changes from pair to pair."""
+    on: list[float] = []
+    off: list[float] = []
+    for number in range(pairs):
+        for recording in (True, False) if number % 2 else (False, True):
+            fabric.recording = recording
+            (on if recording else off).append(turn(work, times))
+    fabric.recording = True
+    return on, off
+
+
+def middle(values: list[float]) -> list[float]:
+    """`values` without the lowest and highest tenth: turns that the machine disturbed."""
+    cut = len(values) // 10
+    return sorted(values)[cut : len(values) - cut] if cut else values
+
+
+def measure(rank: int, quick: bool, path: str, answer: Any) -> None:
+    """One of the two processes; rank 0 sends the results."""
+    import torch
+    import torch.distributed as dist
+
+    from keepstep.training import process_group
+    from keepstep.training.recorder import Recorder
+
+    torch.set_num_threads(1)
+    process_group.register()
+    dist.init_process_group("keepstep", store=dist.FileStore(path, RANKS), rank=rank, world_size=RANKS)
+    fabric = dist.group.WORLD.fabric
+    recorder = Recorder.private_memory()
+    fabric.record_into(recorder.address, recorder.size)
+    step, small = training(), torch.zeros(1)
+    turn(step, TURN)
+    on, off = in_turns(fabric, step, times=TURN, pairs=8 if quick else 40)
+    head = recorder.slots_written()
+    turn(step, TURN)
+    slots = (recorder.slots_written() - head) / TURN
+    single_on, single_off = in_turns(fabric, lambda: dist.all_reduce(small), times=200, pairs=50 if quick else 300)
+    if rank == 0:
+        answer.send(judged(on, off, slots=slots, alone=(single_on, single_off)))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def judged(on: list[float], off: list[float], *, slots: float, alone: tuple[list[float], list[float]]) -> list[Result]:
+    """The two shares and what they are made of. `slots` per step; an all_reduce of two ranks writes two slots."""
+    base = statistics.median(off)
+    shares = middle([(a - b) / base for a, b in zip(on, off, strict=True)])
+    per_record = middle([a - b for a, b in zip(*alone, strict=True)])
+    cost = max(statistics.fmean(per_record), 0.0)
+    records = slots / 2
+    share = cost * records / base
+    bound = upper_bound(shares)
+    return [
+        judge("step without recorder", [b * 1e3 for b in off], unit="ms"),
+        Result("A/B cost, 95 % upper bound", bound, "share", AT_MOST_AB, bound <= AT_MOST_AB, (min(shares), max(shares))),
+        judge("one record", [value * 1e9 for value in per_record], unit="ns"),
+        Result("records per step", records, "", None, True, (records, records)),
+        Result("records x cost", share, "share", AT_MOST_RECORDS, share <= AT_MOST_RECORDS, (share, share)),
+    ]
+
+
+def main() -> int:
+    """Runs both processes and prints the results; 1 if a target was missed."""
+    chosen = options(__doc__.splitlines()[0] if __doc__ else "").parse_args()
+    context = multiprocessing.get_context("forkserver")
+    receiver, sender = context.Pipe(duplex=False)
+    with tempfile.TemporaryDirectory() as scratch:
+        arguments = (chosen.quick, str(Path(scratch) / "store"), sender)
+        processes = [context.Process(target=measure, args=(rank, *arguments), daemon=True) for rank in range(RANKS)]
+        for process in processes:
+            process.start()
+        sender.close()
+        try:
+            results = receiver.recv()
+        except EOFError:
+            sys.exit("a process failed; see its traceback above")
+        for process in processes:
+            process.join(30)
+    report("recording", results, chosen.format)
+    return 0 if all(result.met for result in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
