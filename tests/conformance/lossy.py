@@ -1,33 +1,41 @@
-"""One rank of a job without protection that loses a rank: `python lossy.py RANK SIZE NODE SCRATCH`.
+"""A job without protection that loses a rank: `python lossy.py NODES SCRATCH` runs one rank for each letter of NODES.
 
-Writes `ready.RANK` once the first collective is done, then waits inside one: even ranks in an all_reduce of the world,
-odd ranks in a receive from a neighbour that never sends. Writes the error it gets into `error.RANK`.
+Each rank writes its pid into `ready.RANK` once the first collective is done, then waits inside one: even ranks in an
+all_reduce of the world, odd ranks in a receive from a neighbour that never sends. The error it gets is `error.RANK`.
 """
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import sys
 from datetime import timedelta
 from pathlib import Path
 
-import torch
-import torch.distributed as dist
 
-from keepstep.training import process_group
+def write(path: Path, text: str) -> None:
+    """Makes `path` appear with all of its text."""
+    part = path.with_suffix(path.suffix + ".part")
+    part.write_text(text)
+    part.rename(path)
 
 
-def main() -> None:
-    rank, size, node, scratch = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
+def run(rank: int, nodes: str, scratch: Path) -> None:
+    import torch
+    import torch.distributed as dist
+
+    from keepstep.training import process_group
+
     torch.set_num_threads(1)
     process_group.register()
-    store = dist.FileStore(str(scratch / "store"), size)
-    options = process_group.Options(node=node)
+    store = dist.FileStore(str(scratch / "store"), len(nodes))
+    options = process_group.Options(node=nodes[rank])
     dist.init_process_group(
-        "keepstep", store=store, rank=rank, world_size=size, pg_options=options, timeout=timedelta(hours=1)
+        "keepstep", store=store, rank=rank, world_size=len(nodes), pg_options=options, timeout=timedelta(hours=1)
     )
     dist.all_reduce(torch.ones(10))
     dist.barrier()
-    (scratch / f"ready.{rank}").touch()
+    write(scratch / f"ready.{rank}", str(os.getpid()))
     try:
         if rank % 2:
             dist.recv(torch.zeros(1), rank - 1)
@@ -35,8 +43,18 @@ def main() -> None:
             while True:
                 dist.all_reduce(torch.ones(1000))
     except dist.DistBackendError as error:
-        (scratch / f"error.{rank}.part").write_text(str(error))
-        (scratch / f"error.{rank}.part").rename(scratch / f"error.{rank}")
+        write(scratch / f"error.{rank}", str(error))
+
+
+def main() -> None:
+    nodes, scratch = sys.argv[1], Path(sys.argv[2])
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "torch.distributed"])
+    processes = [context.Process(target=run, args=(rank, nodes, scratch), daemon=True) for rank in range(len(nodes))]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
 
 
 if __name__ == "__main__":

@@ -6,8 +6,9 @@ aliases. With a fabric that an agent protects, no method and no `wait` raises fo
 
 from __future__ import annotations
 
+import errno
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
 from functools import partial
 
@@ -27,6 +28,10 @@ __all__ = ["KeepstepGroup"]
 _Tensors = Sequence[torch.Tensor]
 
 
+_DISAGREEMENTS = (errno.EPROTO, errno.EMSGSIZE, errno.EINVAL, errno.ETIMEDOUT)
+_NEWS_S = 0.5
+
+
 def _as_list(tensors: _Tensors | torch.Tensor) -> list[torch.Tensor]:
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
 
@@ -37,6 +42,14 @@ def _operation(opts: object) -> ReduceOp:
         return ReduceOp(ReduceOp.SUM)
     found = getattr(opts, "reduceOp", opts)
     return found if isinstance(found, ReduceOp) else ReduceOp(found)
+
+
+def _lost_error(where: str, lost: Collection[int]) -> DistBackendError:
+    named = ", ".join(str(rank) for rank in sorted(lost))
+    what = f"rank {named} is gone" if lost else "the group was shut down or aborted"
+    return DistBackendError(
+        f"{where}: {what} -> end this process, look at the log of that rank; 'keepstep run' replaces lost ranks"
+    )
 
 
 class KeepstepGroup(ProcessGroup):  # type: ignore[misc]
@@ -121,12 +134,11 @@ class KeepstepGroup(ProcessGroup):  # type: ignore[misc]
         if status is Status.PENDING:
             return DistBackendError(f"{where}: not done in the time given to wait() -> see which rank did not call it")
         if status is Status.ABORTED:
-            lost = ", ".join(str(rank) for rank in sorted(fabric.lost))
-            what = f"rank {lost} is gone" if lost else "the group was shut down or aborted"
-            return DistBackendError(
-                f"{where}: {what} -> end this process, look at the log of that rank; 'keepstep run' replaces lost ranks"
-            )
+            return _lost_error(where, fabric.lost)
         failure = channel.plane.failure(ticket)
+        if failure.peer >= 0 and failure.errno not in _DISAGREEMENTS:
+            lost = fabric.await_loss(_NEWS_S)
+            return _lost_error(where, lost or {channel.plane.global_ranks[failure.peer]})
         peer = f"rank {channel.plane.global_ranks[failure.peer]}" if failure.peer >= 0 else "no single rank"
         return DistBackendError(
             f"{where}: {failure.what} (peer: {peer}) -> check that all ranks make the same calls with the same sizes,"
@@ -135,7 +147,9 @@ class KeepstepGroup(ProcessGroup):  # type: ignore[misc]
 
     # ------------------------------------------------------------------ reductions
 
-    def allreduce(self, tensors: _Tensors | torch.Tensor, opts: object = None, timeout: timedelta | None = None) -> Work:
+    def allreduce(
+        self, tensors: _Tensors | torch.Tensor, opts: object = None, timeout: timedelta | None = None
+    ) -> Work:
         """Every rank gets the reduction of the tensors, in place."""
         tensors = _as_list(tensors)
         prepared = Prepared(tensors)

@@ -77,6 +77,7 @@ class Fabric:
         self._local = False
         self._closed = False
         self._lost: set[int] = set()
+        self._loss = threading.Event()
         self._left: set[int] = set()
         self._early: set[tuple[int, int]] = set()
         self._served: dict[str, Callable[[socket.socket], None]] = {}
@@ -108,6 +109,11 @@ class Fabric:
         """Global ranks known to be lost in this generation."""
         with self._lock:
             return frozenset(self._lost)
+
+    def await_loss(self, timeout_s: float) -> frozenset[int]:
+        """`lost`, after waiting at most `timeout_s` for news: a link may break before it is known why."""
+        self._loss.wait(timeout_s)
+        return self.lost
 
     @property
     def left(self) -> frozenset[int]:
@@ -174,6 +180,7 @@ class Fabric:
         with self._lock:
             changed = self.directory.replace(roster) - {self.rank}
             self._lost.clear()
+            self._loss.clear()
             self._links.resume(changed)
             self._watch.drop(changed)
             self._domain.install(generation)
@@ -314,6 +321,7 @@ class Fabric:
             if self._closed or rank in self._left or rank in self._lost or rank == self.rank:
                 return
             self._lost.add(rank)
+            self._loss.set()
             generation = self.generation
         self.poison()
         if rank >= 0:
