@@ -21,9 +21,9 @@ def keepstep(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def started(*words: object, cwd: Path) -> subprocess.Popen[str]:
-    """Start one command; its output goes to files beside the run so that no pipe can fill up."""
+    """Start one command; what the ranks print is not kept, so that no pipe can fill up."""
     command = [sys.executable, "-m", "keepstep.cli", *map(str, words)]
-    return subprocess.Popen(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, cwd=cwd, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 
 def until(condition: Callable[[], object], what: str) -> None:
