@@ -23,6 +23,7 @@ Handler = Callable[[socket.socket], None]
 
 def member(seed: int, *, steps: int = 2, width: int = 400) -> tuple[nn.Module, TrackedState]:
     """A model of several chunks and an optimizer with state."""
+    torch.set_num_threads(1)
     torch.manual_seed(seed)
     net = nn.Sequential(nn.Linear(width, 2 * width), nn.BatchNorm1d(2 * width), nn.Linear(2 * width, width))
     optimizer = torch.optim.AdamW(net.parameters())
@@ -54,8 +55,22 @@ def serve(image: Image | None) -> Handler:
     return StateServer(lambda: image).handle
 
 
-def dies_after(image: Image, requests: int) -> Handler:
-    """A source that is gone after some requests, in the middle of an answer."""
+def patient(image: Image, requests: int, event: threading.Event) -> Handler:
+    """A source that answers some requests at once and the others after `event`, so that others come first."""
+    left = requests
+
+    def provider() -> Image:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            event.wait()
+        return image
+
+    return StateServer(provider).handle
+
+
+def dies_after(image: Image, requests: int, event: threading.Event) -> Handler:
+    """A source that is gone after some requests, in the middle of an answer; then `event` is set."""
 
     def handle(sock: socket.socket) -> None:
         left = requests
@@ -66,6 +81,7 @@ def dies_after(image: Image, requests: int) -> Handler:
             if left < 0:
                 sock.send(struct.pack("<4sIQ", b"KSTR", 0, image.manifest.nbytes))
                 sock.shutdown(socket.SHUT_RDWR)
+                event.set()
             return image
 
         StateServer(provider).handle(sock)
@@ -73,9 +89,8 @@ def dies_after(image: Image, requests: int) -> Handler:
     return handle
 
 
-def changing(state: TrackedState, net: nn.Module, requests: int) -> Handler:
-    """A source whose state moves on while it serves."""
-    image = state.image()
+def changing(image: Image, requests: int, event: threading.Event) -> Handler:
+    """A source whose state moves on while it serves; then `event` is set."""
     assert image.digest
     left = requests
 
@@ -83,9 +98,9 @@ def changing(state: TrackedState, net: nn.Module, requests: int) -> Handler:
         nonlocal left
         left -= 1
         if left == 0:
-            with torch.no_grad():
-                for parameter in net.parameters():
-                    parameter.add_(1)
+            for buffer in image.buffers:
+                buffer[:] = bytes(len(buffer))
+            event.set()
         return image
 
     return StateServer(provider).handle
@@ -126,16 +141,18 @@ def test_a_difference_outside_of_tensors_is_named() -> None:
 def test_a_source_that_dies_is_replaced_by_the_others(requests: int) -> None:
     (_, source), (_, joiner) = member(1), member(2)
     image = source.image()
-    with connected({0: dies_after(image, requests), 1: serve(image)}) as sockets:
+    dead = threading.Event()
+    with connected({0: dies_after(image, requests, dead), 1: patient(image, 1, dead)}) as sockets:
         transfer = fetch(sockets, image.digest, joiner)
     assert transfer.lost == (0,)
     assert joiner.digest() == image.digest
 
 
 def test_a_source_that_sends_wrong_bytes_is_left_out() -> None:
-    (_, source), (net, moving), (_, joiner) = member(1), member(1), member(2)
+    (_, source), (_, moving), (_, joiner) = member(1), member(1), member(2)
     image = source.image()
-    with connected({0: serve(image), 1: changing(moving, net, 2)}) as sockets:
+    changed = threading.Event()
+    with connected({0: patient(image, 2, changed), 1: changing(moving.image(), 2, changed)}) as sockets:
         transfer = fetch(sockets, image.digest, joiner)
     assert [one.rank for one in transfer.diverged] == [1]
     assert joiner.digest() == image.digest
@@ -160,7 +177,7 @@ def test_a_source_that_does_not_stand_still_or_says_nothing_is_lost() -> None:
 def test_no_source_left_names_all_and_a_second_try_keeps_what_arrived() -> None:
     (_, source), (_, joiner) = member(1), member(2)
     image = source.image()
-    with connected({4: dies_after(image, 4)}) as sockets, pytest.raises(SourcesLost) as caught:
+    with connected({4: dies_after(image, 4, threading.Event())}) as sockets, pytest.raises(SourcesLost) as caught:
         fetch(sockets, image.digest, joiner)
     assert caught.value.lost == (4,) and "[4]" in str(caught.value)
     assert joiner.taking

@@ -138,7 +138,7 @@ class CheckpointWriter:
                 FORMAT_VERSION, part.step, self._world, self._rank, part.replica, part.holder, nbytes, digest
             )
             write_page(place / page_name(self._rank), page)
-            self._retain()
+            self.retain()
         except OSError as error:
             if not self._failing:
                 self._on_problem(
@@ -149,8 +149,11 @@ class CheckpointWriter:
             return
         self._failing = False
 
-    def _retain(self) -> None:
-        """Remove the own files of steps older than the newest `keep` complete ones."""
+    def retain(self) -> None:
+        """Remove the own files of steps older than the newest `keep` complete ones; done after every checkpoint.
+
+        The others may still be writing then: one step more than `keep` stays until the next time. Raises OSError.
+        """
         steps = _steps(self._directory)
         complete = [step for step in steps if not _missing(self._directory, step, self._world)]
         if len(complete) < self._keep:
