@@ -1,6 +1,6 @@
 """Why a job left its pattern: records in, findings out.
 
-An empty room: the functions that name a rank, a node or a path from the timing of collectives will live here. Pure:
+One function today, the onset of a loss; those that name a rank, a node or a path will live here too. Pure:
 no clock, no input or output, no torch; they may import `records` and `errors`, never a sibling.
 """
 

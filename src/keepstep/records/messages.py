@@ -33,6 +33,7 @@ __all__ = [
     "Hello",
     "KillMember",
     "MemberExited",
+    "MemberStarted",
     "MemberStopped",
     "Message",
     "Order",

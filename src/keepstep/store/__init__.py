@@ -1,1 +1,5 @@
-"""store."""
+"""Where it is kept and how it travels: journal, state stores and the wire, each with its in-memory twin."""
+
+from __future__ import annotations
+
+__all__: list[str] = []

@@ -42,7 +42,7 @@ from keepstep.training.state import TrackedState
 
 __all__ = ["Guard", "StepAborted"]
 
-log = logging.getLogger("keepstep")
+_log = logging.getLogger("keepstep")
 
 
 class StepAborted(BaseException):
@@ -196,7 +196,7 @@ class Guard:
             (LoadCheckpoint, self._load_checkpoint),
             (RunOn, self._run_on),
             (LeaveJob, self._leave),
-            (Refuse, lambda act: log.debug("rank %d: %s", self.state.rank, act.why)),
+            (Refuse, lambda act: _log.debug("rank %d: %s", self.state.rank, act.why)),
         )
 
     def _say(self, act: Say) -> None:

@@ -18,7 +18,7 @@ from keepstep.training.transfer import StateServer, fetch
 
 __all__ = ["Handover"]
 
-log = logging.getLogger("keepstep")
+_log = logging.getLogger("keepstep")
 
 
 class Handover:
@@ -56,7 +56,7 @@ class Handover:
             for sock in sources.values():
                 sock.close()
         for other in got.diverged:
-            log.warning("state_divergence: rank %d differs from the other replicas at %s", other.rank, other.entry)
+            _log.warning("state_divergence: rank %d differs from the other replicas at %s", other.rank, other.entry)
         private.apply(order.private, streams)
         self._link.say(Fetched(order.generation, order.version, order.digest, got.bytes_moved))
 
@@ -67,5 +67,5 @@ class Handover:
             try:
                 sources[rank] = self._fabric.dial(address, "state")
             except (TransportError, MembershipError, OSError) as error:
-                log.warning("state source rank %d does not answer: %s", rank, error)
+                _log.warning("state source rank %d does not answer: %s", rank, error)
         return sources

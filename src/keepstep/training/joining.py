@@ -26,12 +26,12 @@ from keepstep.training.recorder import Recorder
 
 __all__ = ["Membership", "Warm", "await_welcome", "become_member", "warm_up_membership"]
 
-log = logging.getLogger("keepstep")
+_log = logging.getLogger("keepstep")
 
-AGENT = "KEEPSTEP_AGENT"
-NODE = "KEEPSTEP_NODE"
-HOST = "KEEPSTEP_HOST"
-TIMEOUT = timedelta(minutes=30)
+_AGENT = "KEEPSTEP_AGENT"
+_NODE = "KEEPSTEP_NODE"
+_HOST = "KEEPSTEP_HOST"
+_TIMEOUT = timedelta(minutes=30)
 
 
 class Membership:
@@ -72,14 +72,14 @@ def become_member() -> Membership:
     if dist.is_initialized():
         raise UsageError("join() after init_process_group()", remedy="let join() set up torch.distributed")
     process_group.register()
-    if os.environ.get(AGENT):
+    if os.environ.get(_AGENT):
         return _protected(_warm or _connect())
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        log.warning("keepstep: no agent (not started by `keepstep run`): the job runs unprotected")
-        dist.init_process_group("keepstep", timeout=TIMEOUT)
+        _log.warning("keepstep: no agent (not started by `keepstep run`): the job runs unprotected")
+        dist.init_process_group("keepstep", timeout=_TIMEOUT)
         return Membership(rank=dist.get_rank(), world=dist.get_world_size(), attempt=0, guard=None)
-    log.warning("keepstep: neither `keepstep run` nor torchrun started this process: it runs alone, unprotected")
-    dist.init_process_group("keepstep", store=dist.HashStore(), rank=0, world_size=1, timeout=TIMEOUT)
+    _log.warning("keepstep: neither `keepstep run` nor torchrun started this process: it runs alone, unprotected")
+    dist.init_process_group("keepstep", store=dist.HashStore(), rank=0, world_size=1, timeout=_TIMEOUT)
     return Membership(rank=0, world=1, attempt=0, guard=None)
 
 
@@ -91,10 +91,10 @@ def warm_up_membership() -> Warm:
 
 
 def _connect() -> Warm:
-    wire = Wire.connect(os.environ[AGENT])
+    wire = Wire.connect(os.environ[_AGENT])
     recorder = Recorder.of_descriptor(wire.receive_descriptor(timeout_s=10.0))
-    node = os.environ.get(NODE) or socket.gethostname()
-    doors = Doors(member=recorder.member, node=node, host=os.environ.get(HOST) or "127.0.0.1")
+    node = os.environ.get(_NODE) or socket.gethostname()
+    doors = Doors(member=recorder.member, node=node, host=os.environ.get(_HOST) or "127.0.0.1")
     return Warm(link=AgentLink(wire, member=recorder.member), doors=doors, recorder=recorder)
 
 
@@ -110,7 +110,7 @@ def await_welcome(warm: Warm) -> Welcome:
     while not isinstance(order, (Welcome, Stop, Fence)):
         order = warm.link.next_order()
     if not isinstance(order, Welcome):
-        log.info("the job ended before this process became a member: %s", order.why)
+        _log.info("the job ended before this process became a member: %s", order.why)
         raise SystemExit(0)
     warm.welcome = order
     _tell_environment(order)
@@ -143,7 +143,7 @@ def _protected(warm: Warm) -> Membership:
     try:
         welcome = await_welcome(warm)
     except PeerLost as error:
-        raise EnvironmentProblem("the agent of this node is gone", where=os.environ[AGENT]) from error
+        raise EnvironmentProblem("the agent of this node is gone", where=os.environ[_AGENT]) from error
     place = Place(rank=welcome.rank, world=welcome.world, generation=welcome.generation)
     directory = RosterDirectory(welcome.roster)
     fabric = Fabric(warm.doors, place, secret=welcome.secret, directory=directory, protected=True, on_loss=None)
@@ -157,6 +157,6 @@ def _protected(warm: Warm) -> Membership:
     guard = Guard(fabric, warm.link, warm.recorder, state=state)
     guard.rehearsing = welcome.joiner
     dist.init_process_group(
-        "keepstep", store=dist.HashStore(), rank=welcome.rank, world_size=welcome.world, timeout=TIMEOUT
+        "keepstep", store=dist.HashStore(), rank=welcome.rank, world_size=welcome.world, timeout=_TIMEOUT
     )
     return Membership(rank=welcome.rank, world=welcome.world, attempt=welcome.attempt, guard=guard)

@@ -16,7 +16,7 @@ from keepstep.training.sharding import sharded_of
 
 __all__ = ["OptimizerState", "plain_tree"]
 
-Realize = Callable[[Any, Any, torch.Tensor | None, str], Any]
+_Realize = Callable[[Any, Any, torch.Tensor | None, str], Any]
 
 
 def plain_tree(value: Any) -> Any:
@@ -63,7 +63,7 @@ class OptimizerState:
         other = {key: plain_tree(value) for key, value in state.items() if not isinstance(key, torch.Tensor)}
         return {"groups": self.groups(), "state": found, "other": other}
 
-    def adopt(self, tree: dict[str, Any], names: dict[int, str], realize: Realize) -> None:
+    def adopt(self, tree: dict[str, Any], names: dict[int, str], realize: _Realize) -> None:
         """Take the shape of `tree`: existing tensors stay where they fit, others are made by `realize`."""
         self.adopt_groups(tree["groups"], realize)
         state = self.holder.state
@@ -85,7 +85,7 @@ class OptimizerState:
             del state[key]
         state.update({key: realize(value, None, None, f"{self.name}.{key}") for key, value in tree["other"].items()})
 
-    def adopt_groups(self, groups: list[dict[str, Any]], realize: Realize) -> None:
+    def adopt_groups(self, groups: list[dict[str, Any]], realize: _Realize) -> None:
         """Set the hyper-parameters of every group; a tensor (such as a learning rate) keeps its place."""
         if len(groups) != len(self.optimizer.param_groups):
             raise StateError(

@@ -33,10 +33,10 @@ __all__ = [
     "shared_link_bytes",
 ]
 
-WAIT_SLICE_S = 0.25
+_WAIT_SLICE_S = 0.25
 """Longest stay inside C before Python may look at signals, seconds."""
 
-Buffers = Sequence[tuple[int, int]]
+_Buffers = Sequence[tuple[int, int]]
 
 
 class Lane(IntEnum):
@@ -133,20 +133,20 @@ class Call:
     root: int = 0
     peer: int = -1
     tag: int = 0
-    inputs: Buffers = ()
-    outputs: Buffers = ()
+    inputs: _Buffers = ()
+    outputs: _Buffers = ()
     timeout_s: float | None = None
     want_future: bool = False
     inline: bool = False
 
 
-class Buffer(ctypes.Structure):
+class _Buffer(ctypes.Structure):
     """`struct ks_buffer`."""
 
     _fields_ = [("address", ctypes.c_uint64), ("bytes", ctypes.c_uint64)]
 
 
-class CallStruct(ctypes.Structure):
+class _CallStruct(ctypes.Structure):
     """`struct ks_call`."""
 
     _fields_ = [
@@ -161,13 +161,13 @@ class CallStruct(ctypes.Structure):
         ("tag", ctypes.c_int64),
         ("n_inputs", ctypes.c_uint32),
         ("n_outputs", ctypes.c_uint32),
-        ("inputs", ctypes.POINTER(Buffer)),
-        ("outputs", ctypes.POINTER(Buffer)),
+        ("inputs", ctypes.POINTER(_Buffer)),
+        ("outputs", ctypes.POINTER(_Buffer)),
         ("timeout_s", ctypes.c_double),
     ]
 
 
-class FailureStruct(ctypes.Structure):
+class _FailureStruct(ctypes.Structure):
     """`struct ks_failure`."""
 
     _fields_ = [("peer", ctypes.c_int32), ("errno", ctypes.c_int32), ("what", ctypes.c_char * 240)]
@@ -204,10 +204,10 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ks_unlink": (None, (_P, _I)),
     "ks_link_fd": (_I, (_P, _I)),
     "ks_peers_needed": (_I, (_P, _I, _U64, _I, _INTS)),
-    "ks_submit": (_U64, (_P, ctypes.POINTER(CallStruct), ctypes.POINTER(ctypes.c_char_p))),
+    "ks_submit": (_U64, (_P, ctypes.POINTER(_CallStruct), ctypes.POINTER(ctypes.c_char_p))),
     "ks_wait": (_I, (_P, _U64, _D)),
     "ks_status": (_I, (_P, _U64)),
-    "ks_failure": (_I, (_P, _U64, ctypes.POINTER(FailureStruct))),
+    "ks_failure": (_I, (_P, _U64, ctypes.POINTER(_FailureStruct))),
     "ks_source": (_I, (_P, _U64)),
     "ks_next_done": (_U64, (_P, _D)),
     "ks_release": (None, (_P, _U64)),
@@ -380,7 +380,7 @@ class Plane:
     def submit(self, call: Call) -> int:
         """Queues a call and returns its ticket; UsageError if the call makes no sense."""
         inputs, outputs = call.inputs, call.outputs
-        struct = CallStruct(
+        struct = _CallStruct(
             call.op,
             call.element,
             call.reduction,
@@ -407,7 +407,7 @@ class Plane:
         """Waits until a call is over; PENDING when `timeout_s` passed first. TransportError: no such ticket."""
         left = timeout_s
         while True:
-            piece = WAIT_SLICE_S if left is None else min(WAIT_SLICE_S, max(left, 0.0))
+            piece = _WAIT_SLICE_S if left is None else min(_WAIT_SLICE_S, max(left, 0.0))
             status = self._status(self._c.ks_wait(self._open(), ticket, piece), ticket)
             if left is not None:
                 left -= piece
@@ -425,7 +425,7 @@ class Plane:
 
     def failure(self, ticket: int) -> Failure:
         """Why a FAILED call failed."""
-        struct = FailureStruct()
+        struct = _FailureStruct()
         self._status(self._c.ks_failure(self._open(), ticket, ctypes.byref(struct)), ticket)
         return Failure(struct.peer, struct.errno, struct.what.decode(errors="replace"))
 
@@ -461,4 +461,4 @@ _STATUSES = (Status.PENDING, Status.PENDING, Status.DONE, Status.ABORTED, Status
 @cache
 def _buffers(count: int) -> Any:
     """The array type of `count` buffers."""
-    return Buffer * count
+    return _Buffer * count

@@ -9,7 +9,7 @@ from keepstep.training.guard import Guard, StepAborted
 
 __all__ = ["Step"]
 
-log = logging.getLogger("keepstep")
+_log = logging.getLogger("keepstep")
 
 
 class Step:
@@ -46,11 +46,11 @@ class Step:
             elif not isinstance(error, Exception):
                 return False
             elif guard.poisoned_and_undecided():
-                log.info("step %d was aborted; its %s is discarded", self.number, type(error).__name__)
+                _log.info("step %d was aborted; its %s is discarded", self.number, type(error).__name__)
                 guard.resolve_aborted()
                 raise StepAborted
             elif guard.poisoned:
-                log.warning("after the update of step %d: %s: %s", self.number, type(error).__name__, error)
+                _log.warning("after the update of step %d: %s: %s", self.number, type(error).__name__, error)
             else:
                 return False
         except StepAborted:

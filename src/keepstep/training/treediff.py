@@ -11,10 +11,10 @@ from keepstep.training.treereader import unpack
 
 __all__ = ["first_difference"]
 
-Described = tuple[Manifest, bytes]
+_Described = tuple[Manifest, bytes]
 
 
-def first_difference(one: Described, other: Described) -> str:
+def first_difference(one: _Described, other: _Described) -> str:
     """The first entry (or place in the tree) in which two manifests with their chunk digests differ; "" if none."""
     names = _by_entry(one)
     others = _by_entry(other)
@@ -31,7 +31,7 @@ def first_difference(one: Described, other: Described) -> str:
     return _difference(trees[0], trees[1], "")
 
 
-def _by_entry(described: Described) -> dict[str, tuple[Any, ...]]:
+def _by_entry(described: _Described) -> dict[str, tuple[Any, ...]]:
     """Type, shape and chunk digests by entry name."""
     manifest, digests = described
     found = {}
