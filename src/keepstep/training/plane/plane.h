@@ -28,8 +28,13 @@ enum { KS_PENDING, KS_RUNNING, KS_DONE, KS_ABORTED, KS_FAILED };
 enum { KS_LOCAL, KS_TREE, KS_RING, KS_CHAIN, KS_DIRECT };                        /* algorithms, as recorded */
 enum { KS_TCP = 1, KS_SHM };                                                     /* transports, as recorded */
 
-enum { FRAME_MAX = 256 << 10, ALIGNMENT = 16, STAGE_BYTES = 256 << 10, PEEK_BYTES = 4096, SPINS = 20, WHAT_BYTES = 240 };
+enum { FRAME_MAX = 256 << 10, ALIGNMENT = 16, STAGE_BYTES = 256 << 10, PEEK_BYTES = 4096, WHAT_BYTES = 240 };
+#ifndef RING_BYTES
 #define RING_BYTES (1ull << 20)
+#endif
+#ifndef SPINS
+#define SPINS 0                                                                  /* yields before the engine sleeps: on a busy machine a yield costs a whole slice, a wake-up does not */
+#endif
 #define FRAME_MAGIC 0x4653534bu                                                  /* "KSSF" */
 enum { FLAG_FIRST = 1, FLAG_NOTE = 2, FLAG_BYE = 4, FLAG_ASK = 8 };
 
