@@ -220,6 +220,21 @@ def test_what_the_plane_does_not_take_is_a_usage_error(worlds: Callable[..., Wor
         group.allreduce([torch.ones(3)])
 
 
+def test_a_name_may_be_used_again(worlds: Callable[..., World]) -> None:
+    """One member may make the new group while the other has not closed the old one yet."""
+    world = worlds(2)
+    world.together(lambda group: group.barrier().wait())
+    for first in (0, 1):
+        world.groups[first].shutdown()
+        world.groups[first] = world.group(first, "g", HOUR)
+        early = world.groups[first].allreduce([tensor := torch.ones(3)])
+        world.groups[1 - first].shutdown()
+        world.groups[1 - first] = world.group(1 - first, "g", HOUR)
+        assert world.groups[1 - first].allreduce([torch.ones(3)]).wait()
+        assert early.wait()
+        assert tensor.tolist() == [2.0, 2.0, 2.0]
+
+
 def test_a_group_of_one_does_everything_alone(worlds: Callable[..., World]) -> None:
     group = worlds(1).groups[0]
     tensor, output = torch.arange(3.0), torch.zeros(3)

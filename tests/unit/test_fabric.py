@@ -214,6 +214,7 @@ def test_a_good_bye_is_not_a_loss(worlds: Callable[..., World]) -> None:
     world.fabrics[0].close()
     until(lambda: all(fabric.left == {0} for fabric in world.fabrics[1:]))
     assert world.lost == []
+    assert [fabric.mode for fabric in world.fabrics[1:]] == [Mode.LIVE] * 3
 
 
 def test_an_unreachable_member_is_a_loss(worlds: Callable[..., World]) -> None:

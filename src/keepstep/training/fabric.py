@@ -182,15 +182,14 @@ class Fabric:
             self._lost.clear()
             self._loss.clear()
             self._links.resume(changed)
-            self._watch.drop(changed)
-            self._domain.install(generation)
+            self._watch.renew(generation, changed)
             self._local = False
             early = [rank for told, rank in self._early if told == generation]
             self._early = {told for told in self._early if told[0] > generation}
         self._doors.reconsider()
         self.start_watch()
         for rank in early:
-            self._gone(rank)
+            self._gone(rank, generation)
 
     def agreement(self) -> bool:
         """Whether every member of the world came here in this generation. False in LOCAL or POISONED mode."""
@@ -243,7 +242,7 @@ class Fabric:
                     continue
                 with self._lock:
                     self._calling.discard(rank)
-                self._gone(-1 if isinstance(error, Fenced) else rank)
+                self._gone(-1 if isinstance(error, Fenced) else rank, generation)
                 return
             with self._lock:
                 if self.directory.admits(rank, address.member):
@@ -295,35 +294,39 @@ class Fabric:
                 self._left.add(rank)
             if fresh:
                 self._watch.tell(News.LEFT, rank, generation=generation)
-        elif generation == self.generation:
-            self._gone(rank)
-        elif generation > self.generation:
-            self._early.add((generation, rank))
+        else:
+            self._gone(rank, generation)
 
-    def hung_up(self, rank: int) -> None:
+    def hung_up(self, rank: int, generation: int) -> None:
         """A watch link broke: a loss, unless that member said good-bye."""
-        self._gone(rank)
+        self._gone(rank, generation)
 
-    def links_failed(self, failed: frozenset[tuple[Plane, int]]) -> None:
+    def links_failed(self, failed: frozenset[tuple[Plane, int]], generation: int) -> None:
         """Data links broke. Without protection a good-bye that is still on its way is given a moment."""
         ranks = {plane.global_ranks[peer] for plane, peer in failed}
         if self.protected:
-            for rank in ranks:
-                self._gone(rank)
+            self._all_gone(ranks, generation)
             return
-        timer = threading.Timer(_FAREWELL_GRACE_S, lambda: [self._gone(rank) for rank in ranks])
+        timer = threading.Timer(_FAREWELL_GRACE_S, self._all_gone, args=(ranks, generation))
         timer.daemon = True
         timer.start()
 
-    def _gone(self, rank: int) -> None:
-        """A member is lost in this generation: poison, tell the neighbours, report; once."""
+    def _all_gone(self, ranks: set[int], generation: int) -> None:
+        for rank in ranks:
+            self._gone(rank, generation)
+
+    def _gone(self, rank: int, generation: int) -> None:
+        """A member was lost in `generation`: poison, tell the neighbours, report; once. An older one is over."""
         with self._lock:
+            if generation > self.generation:
+                self._early.add((generation, rank))
+            if generation != self.generation:
+                return
             if self._closed or rank in self._left or rank in self._lost or rank == self.rank:
                 return
             self._lost.add(rank)
             self._loss.set()
-            generation = self.generation
-        self.poison()
+            self.poison()
         if rank >= 0:
             self._watch.tell(News.LOST, rank, generation=generation)
         if self.on_loss is not None:

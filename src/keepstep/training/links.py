@@ -81,11 +81,11 @@ class Channel:
 
 
 class Links:
-    """All links of this member. `lost(rank)` is called from a dialing thread for a peer that cannot be reached, with
-    -1 where this member itself was refused."""
+    """All links of this member. `lost(rank, generation)` is called from a dialing thread for a peer that cannot be
+    reached, with rank -1 where this member itself was refused."""
 
     def __init__(
-        self, domain: Domain, identity: Identity, *, directory: Directory, lost: Callable[[int], None]
+        self, domain: Domain, identity: Identity, *, directory: Directory, lost: Callable[[int, int], None]
     ) -> None:
         self._domain = domain
         self._identity = identity
@@ -97,11 +97,13 @@ class Links:
         self._dialing: set[_Key] = set()
         self._expected: set[_Key] = set()
         self._interrupt_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._closings: dict[str, int] = {}
         self._closed = False
 
     def channel(self, group: str, lane: Lane, *, ranks: tuple[int, ...]) -> Channel:
         """The channel of `lane` of the group `group` whose members are the global `ranks`; made at the first call."""
         with self._lock:
+            group = self._wire_name(group)
             found = self._channels.get((group, lane))
             if found is not None:
                 return found
@@ -192,7 +194,7 @@ class Links:
                 elif arrived is not None:
                     _discard(arrived)
             if why is not None and not over and not isinstance(why, GroupAborted):
-                self._lost(-1 if isinstance(why, Fenced) else key.peer)
+                self._lost(-1 if isinstance(why, Fenced) else key.peer, generation)
             return
 
     def _call(self, address: Address, key: _Key, *, generation: int) -> _Arrived | None:
@@ -269,10 +271,17 @@ class Links:
     def close_group(self, group: str) -> None:
         """Closes the planes of one group; its pending calls end at once."""
         with self._lock:
-            for key in [key for key in self._channels if key[0] == group]:
+            name = self._wire_name(group)
+            self._closings[group] = self._closings.get(group, 0) + 1
+            for key in [key for key in self._channels if key[0] == name]:
                 self._channels.pop(key).plane.close()
-            for waiting in [waiting for waiting in self._inbox if waiting.group == group]:
+            for waiting in [waiting for waiting in self._inbox if waiting.group == name]:
                 _discard(self._inbox.pop(waiting))
+
+    def _wire_name(self, group: str) -> str:
+        """A group made again under an old name is another one: members may not all have closed the old one yet."""
+        closings = self._closings.get(group, 0)
+        return f"{group}~{closings}" if closings else group
 
     def close(self) -> None:
         """Closes everything. Idempotent."""

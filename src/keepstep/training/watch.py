@@ -39,12 +39,12 @@ class WatchEvents(Protocol):
         """News came in from a neighbour."""
         ...
 
-    def hung_up(self, rank: int) -> None:
-        """The watch link to `rank` broke."""
+    def hung_up(self, rank: int, generation: int) -> None:
+        """The watch link to `rank` broke in `generation`."""
         ...
 
-    def links_failed(self, failed: frozenset[tuple[Plane, int]]) -> None:
-        """Data links broke, by plane and group rank of the peer."""
+    def links_failed(self, failed: frozenset[tuple[Plane, int]], generation: int) -> None:
+        """Data links broke in `generation`, by plane and group rank of the peer."""
         ...
 
 
@@ -90,9 +90,11 @@ class Watch:
             self._selector.register(sock, selectors.EVENT_READ)
         self._wake()
 
-    def drop(self, ranks: frozenset[int]) -> None:
-        """Closes the links to `ranks` without any report, and forgets which data links had failed."""
+    def renew(self, generation: int, ranks: frozenset[int]) -> None:
+        """Begins `generation` in the domain and closes the links to `ranks`, as one thing: a link that broke before
+        is reported with the older generation."""
         with self._lock:
+            self._domain.install(generation)
             for rank in ranks:
                 self._remove(rank)
             self._failed = frozenset()
@@ -148,14 +150,14 @@ class Watch:
                     self._read(key.fileobj)
 
     def _look_at_failures(self) -> None:
-        failed = self._domain.lost()
         with self._lock:
+            generation, failed = self._domain.generation, self._domain.lost()
             fresh, self._failed = failed - self._failed, failed
             if failed and not fresh and self._listening:  # readable until install: listen again then
                 self._selector.unregister(self._domain.failure_fd)
                 self._listening = False
         if fresh:
-            self._events.links_failed(fresh)
+            self._events.links_failed(fresh, generation)
 
     def _read(self, sock: socket.socket) -> None:
         try:
@@ -174,13 +176,14 @@ class Watch:
             messages = [_NEWS.unpack_from(buffer, at) for at in range(0, whole, _NEWS.size)]
             del buffer[:whole]
             broken = not data or any(message[0] != _MAGIC for message in messages)
+            generation_now = self._domain.generation
             if broken:
                 self._remove(rank)
         for magic, news, generation, about in messages:
             if magic == _MAGIC and news in (News.LOST, News.LEFT):
                 self._events.heard(News(news), about, generation=generation)
         if broken:
-            self._events.hung_up(rank)
+            self._events.hung_up(rank, generation_now)
 
     def _remove(self, rank: int) -> None:
         sock = self._links.pop(rank, None)
