@@ -14,7 +14,6 @@ import pytest
 from jobs import RunningJob, run_and_kill, run_to_end
 from test_loss import same_end
 
-pytestmark = pytest.mark.e2e
 
 
 def facts(job: RunningJob) -> list[dict]:
