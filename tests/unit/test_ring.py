@@ -205,7 +205,7 @@ def test_last_activity_is_in_wall_time() -> None:
 def test_private_state_keeps_the_last_two_versions(states: list[bytes]) -> None:
     writer = RingWriter(1)
     for version, data in enumerate(states):
-        ring.write_private(writer.buffer, version, data)
+        ring.write_private(writer.buffer, version, data=data)
     newest = len(states) - 1
     assert ring.read_private(writer.buffer) == {v: states[v] for v in (newest - 1, newest) if v >= 0}
 
@@ -214,21 +214,21 @@ def test_private_state_fills_its_place_exactly_and_no_more() -> None:
     writer = RingWriter(1)
     writer.buffer[73728:] = b"\xaa" * 128
     full = b"z" * ring.MAX_PRIVATE_BYTES
-    ring.write_private(writer.buffer, 7, full)
+    ring.write_private(writer.buffer, 7, data=full)
     assert ring.read_private(writer.buffer) == {7: full}
     assert writer.buffer[73728:] == b"\xaa" * 128
     with pytest.raises(RecordError, match="at most"):
-        ring.write_private(writer.buffer, 8, full + b"z")
+        ring.write_private(writer.buffer, 8, data=full + b"z")
 
 
 def test_private_state_in_mid_write_or_damaged_is_left_out() -> None:
     writer = RingWriter(1)
-    ring.write_private(writer.buffer, 4, b"four")
-    ring.write_private(writer.buffer, 5, b"five")
+    ring.write_private(writer.buffer, 4, data=b"four")
+    ring.write_private(writer.buffer, 5, data=b"five")
     (lock,) = struct.unpack_from("<Q", writer.buffer, 8192)
     writer.put_at(8192, "<Q", lock + 1)  # died while writing version 6
     assert ring.read_private(writer.buffer) == {5: b"five"}
-    ring.write_private(writer.buffer, 6, b"six")  # the next writer takes the odd lock over
+    ring.write_private(writer.buffer, 6, data=b"six")  # the next writer takes the odd lock over
     assert ring.read_private(writer.buffer) == {5: b"five", 6: b"six"}
     writer.buffer[8192 + 32768 + 24] ^= 1
     assert ring.read_private(writer.buffer) == {6: b"six"}

@@ -202,7 +202,7 @@ def test_nobody_holds_what_is_expected() -> None:
 def test_requests_out_of_bounds_are_refused(kind: int, first: int, count: int) -> None:
     image = member(1, steps=0)[1].image()
     with connected({0: serve(image)}) as sockets:
-        ask(sockets[0], kind, first, count)  # type: ignore[arg-type]
+        ask(sockets[0], kind, first=first, count=count)  # type: ignore[arg-type]
         assert receive_header(sockets[0]) == (Status.REFUSED, 0)
         ask(sockets[0], Ask.DIGEST)
         assert receive_header(sockets[0]) == (Status.OK, 32)

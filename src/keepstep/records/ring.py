@@ -199,7 +199,7 @@ def decode_ring(buffer: _Buffer, *, newest: int | None = None) -> Ring:
     peers: dict[int, list[PeerSlot]] = {}
     torn = 0
     for index in range(first, header.head):
-        slot = _slot(buffer, index, header.capacity)
+        slot = _slot(buffer, index, capacity=header.capacity)
         if isinstance(slot, OpSlot):
             operations[index] = slot
         elif isinstance(slot, PeerSlot):
@@ -221,7 +221,7 @@ def last_activity(buffer: _Buffer, newest: int = 1024) -> Activity:
     header = read_header(buffer)
     started = finished = 0
     for index in range(max(0, header.head - min(header.capacity, newest)), header.head):
-        slot = _slot(buffer, index, header.capacity)
+        slot = _slot(buffer, index, capacity=header.capacity)
         if isinstance(slot, OpSlot):
             started = max(started, slot.started_ns)
             finished = max(finished, slot.finished_ns)
@@ -245,7 +245,7 @@ def read_private(buffer: _Buffer) -> dict[int, bytes]:
     return found
 
 
-def write_private(buffer: bytearray | memoryview, version: int, data: bytes) -> None:
+def write_private(buffer: bytearray | memoryview, version: int, *, data: bytes) -> None:
     """Publish private state of `version` (>= 0), in the place of version - 2. Raises RecordError if it is too long."""
     if len(data) > MAX_PRIVATE_BYTES:
         raise RecordError(
@@ -269,7 +269,7 @@ def _groups(buffer: _Buffer) -> Iterator[GroupState]:
             yield GroupState(_text(name), *numbers)
 
 
-def _slot(buffer: _Buffer, index: int, capacity: int) -> OpSlot | PeerSlot | None:
+def _slot(buffer: _Buffer, index: int, *, capacity: int) -> OpSlot | PeerSlot | None:
     """The slot `index`; None if its place holds something else (empty, older, in mid-write, nonsense)."""
     offset = SLOTS_OFFSET + (index % capacity) * SLOT_BYTES
     raw = bytes(buffer[offset : offset + SLOT_BYTES])

@@ -41,18 +41,18 @@ class Seals:
 
     def seal(self, data: bytes) -> bytes:
         """`data` with its seal before it."""
-        sealed = self._seal(self._mine, self._sent, data) + data
+        sealed = self._seal(self._mine, self._sent, data=data) + data
         self._sent += 1
         return sealed
 
     def open(self, frame: bytes) -> bytes:
         """The data of the next frame. Raises TransportError if its seal is wrong."""
         seal, data = frame[:_SEAL_BYTES], frame[_SEAL_BYTES:]
-        if not hmac.compare_digest(seal, self._seal(self._theirs, self._received, data)):
+        if not hmac.compare_digest(seal, self._seal(self._theirs, self._received, data=data)):
             raise TransportError("a frame with a wrong seal", remedy="look for a program that changes the traffic")
         self._received += 1
         return data
 
-    def _seal(self, side: bytes, counter: int, data: bytes) -> bytes:
+    def _seal(self, side: bytes, counter: int, *, data: bytes) -> bytes:
         message = side + struct.pack("<Q", counter) + data
         return hmac.digest(self._key, message, hashlib.sha256)[:_SEAL_BYTES]

@@ -22,7 +22,7 @@ _REMEDIES = {
 }
 
 
-def disk_error(what: str, path: Path, error: OSError) -> StoreError:
+def disk_error(what: str, path: Path, *, error: OSError) -> StoreError:
     """`error` of the operating system as a StoreError that says what to do."""
     reason = os.strerror(error.errno) if error.errno else str(error)
     return StoreError(f"{what}: {reason}", where=str(path), remedy=_REMEDIES.get(error.errno or 0, "check the path"))

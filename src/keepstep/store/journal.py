@@ -71,7 +71,7 @@ class Journal:
                 path.parent.mkdir(parents=True, exist_ok=True)
             journal = cls(path, os.open(path, flags, 0o600))
         except OSError as error:
-            raise disk_error("cannot open the journal", path, error) from error
+            raise disk_error("cannot open the journal", path, error=error) from error
         try:
             journal._take()
         except BaseException:
@@ -94,7 +94,7 @@ class Journal:
                 os.fdatasync(self._descriptor)
         except OSError as error:
             self._undo()
-            raise disk_error("a record cannot be written", self.path, error) from error
+            raise disk_error("a record cannot be written", self.path, error=error) from error
         self._size += len(line)
 
     def sync(self) -> None:
@@ -103,7 +103,7 @@ class Journal:
         try:
             os.fdatasync(self._descriptor)
         except OSError as error:
-            raise disk_error("the journal cannot be made durable", self.path, error) from error
+            raise disk_error("the journal cannot be made durable", self.path, error=error) from error
 
     def replay(self) -> Iterator[Event]:
         """All records from the first, including those appended since. Raises RecordError where it is damaged."""
@@ -184,7 +184,7 @@ def read_journal(directory: str | os.PathLike[str]) -> tuple[tuple[Event, ...], 
     try:
         torn = _scan(path, events.append)
     except OSError as error:
-        raise disk_error("cannot read the journal", path, error) from error
+        raise disk_error("cannot read the journal", path, error=error) from error
     return tuple(events), torn
 
 

@@ -59,9 +59,9 @@ class Assembler:
             raise TransportError("a packet without keepstep's header")
         if kind == PacketKind.DESCRIPTOR:
             return PacketKind.DESCRIPTOR, b""
-        return self._take_part(packet[_HEADER.size :], length, offset)
+        return self._take_part(packet[_HEADER.size :], length, offset=offset)
 
-    def _take_part(self, part: bytes, length: int, offset: int) -> tuple[PacketKind, bytes] | None:
+    def _take_part(self, part: bytes, length: int, *, offset: int) -> tuple[PacketKind, bytes] | None:
         if length > MAX_MESSAGE_BYTES:
             raise TransportError(f"a message of {length} bytes, at most {MAX_MESSAGE_BYTES} are allowed")
         if offset == 0 and not self._part:

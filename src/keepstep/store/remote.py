@@ -243,7 +243,7 @@ async def connect_remote(address: str, *, token: str, timeout_s: float = 10.0) -
         async with asyncio.timeout(timeout_s), contextlib.AsyncExitStack() as unless_proved:
             link = await _open(f"ws://{host}:{port}")
             unless_proved.push_async_callback(link.close)
-            seals = await _answer(link, token, address)
+            seals = await _answer(link, token, address=address)
             unless_proved.pop_all()
     except TimeoutError as error:
         raise _no_controller(f"no answer within {timeout_s} s", address) from error
@@ -271,7 +271,7 @@ async def _open(url: str) -> Connection:
     )
 
 
-async def _answer(link: Connection, token: str, address: str) -> Seals:
+async def _answer(link: Connection, token: str, *, address: str) -> Seals:
     """The connecting side of the proof."""
     mine = os.urandom(NONCE_BYTES)
     try:

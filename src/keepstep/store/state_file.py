@@ -39,7 +39,7 @@ class FileStateStore:
             self._lock = os.open(self._directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             sync_directory(self._directory)
         except OSError as error:
-            raise disk_error("cannot use the state directory", self._directory, error) from error
+            raise disk_error("cannot use the state directory", self._directory, error=error) from error
 
     def append(self, stream: str, index: int, *, data: bytes, epoch: int) -> None:
         """Add an entry; raises as `StateStore.append` does, and TornRecord if the stream is damaged."""
@@ -51,7 +51,7 @@ class FileStateStore:
             try:
                 length, offset = self._catch_up(stream, descriptor)
                 check_append(stream, index, length=length, epoch=epoch, granted=self._read_lease().epoch)
-                _write_at(descriptor, offset, _pack(Entry(index, epoch, data)))
+                _write_at(descriptor, offset, data=_pack(Entry(index, epoch, data)))
             finally:
                 os.close(descriptor)
             if new:
@@ -98,7 +98,7 @@ class FileStateStore:
             finally:
                 fcntl.flock(self._lock, fcntl.LOCK_UN)
         except OSError as error:
-            raise disk_error("state cannot be kept", self._directory, error) from error
+            raise disk_error("state cannot be kept", self._directory, error=error) from error
 
     def _path(self, stream: str) -> Path:
         return self._directory / (stream.replace("/", "+") + ".stream")
@@ -126,7 +126,7 @@ class FileStateStore:
         fresh = self._directory / "lease.new"
         descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
-            _write_at(descriptor, 0, msgspec.json.encode(lease))
+            _write_at(descriptor, 0, data=msgspec.json.encode(lease))
         finally:
             os.close(descriptor)
         fresh.rename(self._directory / "lease.json")
@@ -138,7 +138,7 @@ def _pack(entry: Entry) -> bytes:
     return checked + struct.pack("<I", zlib.crc32(checked)) + entry.data
 
 
-def _write_at(descriptor: int, offset: int, data: bytes) -> None:
+def _write_at(descriptor: int, offset: int, *, data: bytes) -> None:
     """Make the file end with `data` at `offset`, on the disk; on an error it ends before."""
     os.ftruncate(descriptor, offset)
     try:

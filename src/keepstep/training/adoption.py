@@ -42,15 +42,15 @@ class Adoption:
     def take_parameters(self, own: Mapping[str, nn.Parameter]) -> None:
         """Every parameter goes to the own one of its name. Raises StateError naming the first that differs."""
         given = self.tree["parameters"]
-        _same_names(given, own, "parameter")
+        _same_names(given, own, what="parameter")
         for name, value in given.items():
-            self._into(value, own[name], name)
+            self._into(value, own[name], name=name)
 
     def take_buffers(self, own: list[Buffer]) -> None:
         """Every buffer goes to the own one of its name, or replaces it where its shape or type changed."""
         given = self.tree["buffers"]
         buffers = {buffer.name: buffer for buffer in own}
-        _same_names(given, buffers, "buffer")
+        _same_names(given, buffers, what="buffer")
         for name, value in given.items():
             tensor = self.realize(value, buffers[name].tensor, None, name)
             if tensor is not buffers[name].tensor:
@@ -62,10 +62,10 @@ class Adoption:
         A new tensor lies on the device of `parameter` if the original was not on a CPU.
         """
         if isinstance(value, _Slot):
-            return self._tensor(value.number, existing, parameter)
+            return self._tensor(value.number, existing, parameter=parameter)
         if isinstance(value, Sharded):
             fits = is_distributed(existing) and _same_place(value, sharded_of(existing))
-            local = self._tensor(value.local.number, local_of(existing) if fits else None, parameter)  # type: ignore[attr-defined]
+            local = self._tensor(value.local.number, local_of(existing) if fits else None, parameter=parameter)  # type: ignore[attr-defined]
             if fits and local is local_of(existing):
                 return existing
             return self._meshes.rebuild(value, local, where=where)
@@ -101,7 +101,7 @@ class Adoption:
                 target.copy_(staging)
         self._staged.clear()
 
-    def _into(self, value: Any, own: torch.Tensor, name: str) -> None:
+    def _into(self, value: Any, own: torch.Tensor, *, name: str) -> None:
         """The bytes of one parameter go to `own`, which must have the same type, shape and shard."""
         if isinstance(value, Sharded) != is_distributed(own):
             raise StateError("a parameter is sharded on one side only", where=name)
@@ -120,7 +120,7 @@ class Adoption:
             )
         self._targets[value.number] = local
 
-    def _tensor(self, number: int, existing: Any, parameter: torch.Tensor | None) -> torch.Tensor:
+    def _tensor(self, number: int, existing: Any, *, parameter: torch.Tensor | None) -> torch.Tensor:
         """The tensor for entry `number`."""
         entry = self._entries[number]
         known = self._targets[number]
@@ -152,7 +152,7 @@ def _same_place(given: Sharded, own: Sharded) -> bool:
     return (given.placements, given.shape, given.mesh) == (own.placements, own.shape, own.mesh)
 
 
-def _same_names(given: Mapping[str, Any], own: Mapping[str, Any], what: str) -> None:
+def _same_names(given: Mapping[str, Any], own: Mapping[str, Any], *, what: str) -> None:
     for name in given:
         if name not in own:
             raise StateError(f"the state has a {what} that is not there", where=name)

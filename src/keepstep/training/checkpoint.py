@@ -133,10 +133,8 @@ class CheckpointWriter:
         try:
             place.mkdir(parents=True, exist_ok=True)
             (place / page_name(self._rank)).unlink(missing_ok=True)
-            nbytes, digest = write_shard(place / file_name(self._rank), part.header, part.buffers)
-            page = Page(
-                FORMAT_VERSION, part.step, self._world, self._rank, part.replica, part.holder, nbytes, digest
-            )
+            nbytes, digest = write_shard(place / file_name(self._rank), part.header, buffers=part.buffers)
+            page = Page(FORMAT_VERSION, part.step, self._world, self._rank, part.replica, part.holder, nbytes, digest)
             write_page(place / page_name(self._rank), page)
             self.retain()
         except OSError as error:
@@ -155,7 +153,7 @@ class CheckpointWriter:
         The others may still be writing then: one step more than `keep` stays until the next time. Raises OSError.
         """
         steps = _steps(self._directory)
-        complete = [step for step in steps if not _missing(self._directory, step, self._world)]
+        complete = [step for step in steps if not _missing(self._directory, step, world=self._world)]
         if len(complete) < self._keep:
             return
         for step in steps:
@@ -185,17 +183,15 @@ def _steps(directory: Path) -> list[int]:
     return sorted(found)
 
 
-def _missing(directory: Path, step: int, world: int) -> list[int]:
+def _missing(directory: Path, step: int, *, world: int) -> list[int]:
     """The ranks whose file or page is not there."""
     place = step_directory(directory, step)
     return [
-        rank
-        for rank in range(world)
-        if not ((place / page_name(rank)).exists() and (place / file_name(rank)).exists())
+        rank for rank in range(world) if not ((place / page_name(rank)).exists() and (place / file_name(rank)).exists())
     ]
 
 
-def _check(directory: Path, step: int, rank: int, *, world: int) -> Page:
+def _check(directory: Path, step: int, *, rank: int, world: int) -> Page:
     """The page of `rank` after its file was compared with it. Raises TornRecord saying what is wrong, OSError."""
     place = step_directory(directory, step)
     page = read_page(place / page_name(rank))
@@ -211,14 +207,14 @@ def _check(directory: Path, step: int, rank: int, *, world: int) -> Page:
     return page
 
 
-def _check_step(directory: Path, step: int, rank: int, *, world: int) -> Page:
+def _check_step(directory: Path, step: int, *, rank: int, world: int) -> Page:
     """All parts are there, and those that `rank` needs are whole. Raises TornRecord, OSError."""
-    missing = _missing(directory, step, world)
+    missing = _missing(directory, step, world=world)
     if missing:
         raise TornRecord(f"the parts of ranks {missing} are missing")
-    page = _check(directory, step, rank, world=world)
+    page = _check(directory, step, rank=rank, world=world)
     if page.holder != rank:
-        holder = _check(directory, step, page.holder, world=world)
+        holder = _check(directory, step, rank=page.holder, world=world)
         if holder.holder != page.holder or holder.replica != page.replica:
             raise TornRecord(f"rank {page.holder} does not hold the state of rank {rank}")
     return page
@@ -232,7 +228,7 @@ def valid_steps(directory: Path, *, rank: int, world: int) -> tuple[list[int], l
     steps, skipped = [], []
     for step in _steps(Path(directory)):
         try:
-            _check_step(Path(directory), step, rank, world=world)
+            _check_step(Path(directory), step, rank=rank, world=world)
         except (TornRecord, OSError) as error:
             what = error.what if isinstance(error, TornRecord) else str(error)
             skipped.append(f"step {step}: {what}")
@@ -249,7 +245,7 @@ def load(directory: Path, step: int, *, rank: int, world: int, state: Giver) -> 
     """
     place = step_directory(Path(directory), step)
     try:
-        page = _check_step(Path(directory), step, rank, world=world)
+        page = _check_step(Path(directory), step, rank=rank, world=world)
         if page.replica != state.replica_key():
             raise StateError(
                 "the checkpoint holds the state of other modules or shards",
@@ -264,14 +260,14 @@ def load(directory: Path, step: int, *, rank: int, world: int, state: Giver) -> 
         with (place / file_name(page.holder)).open("rb", buffering=0) as file:
             file.seek(start)
             for view in state.adopt(manifest):
-                _fill(file.readinto, view, page.holder)
+                _fill(file.readinto, view, holder=page.holder)
     except (TornRecord, OSError) as error:
         raise StoreError(f"checkpoint of step {step} cannot be loaded: {error}", where=str(place)) from error
     state.adopted()
     return private
 
 
-def _fill(readinto: Callable[[memoryview], int | None], view: memoryview, holder: int) -> None:
+def _fill(readinto: Callable[[memoryview], int | None], view: memoryview, *, holder: int) -> None:
     """Read until `view` is full. Raises TornRecord."""
     done = 0
     while done < len(view):

@@ -164,7 +164,7 @@ class Batches:
 
         own = position["own"]
         if own is None:
-            self._iterator = open_at(self._source, self._here.consumed, begin, reused=start["reused"])
+            self._iterator = open_at(self._source, self._here.consumed, begin=begin, reused=start["reused"])
             return
         begin()
         if is_stateful(self._source):

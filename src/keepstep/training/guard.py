@@ -52,7 +52,7 @@ class StepAborted(BaseException):
 class Guard:
     """Everything a protected member does at agreements and boundaries. Runs in the training thread only."""
 
-    def __init__(self, fabric: Fabric, link: AgentLink, recorder: Recorder, *, state: MemberState) -> None:
+    def __init__(self, fabric: Fabric, link: AgentLink, *, recorder: Recorder, state: MemberState) -> None:
         self.fabric = fabric
         self.link = link
         self.recorder = recorder

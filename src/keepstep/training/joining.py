@@ -154,7 +154,7 @@ def _protected(warm: Warm) -> Membership:
     connect_fabric(fabric)
     asks = welcome.joiner or welcome.attempt > 0
     state = MemberState(rank=welcome.rank, generation=welcome.generation, epoch=welcome.epoch, joiner=asks)
-    guard = Guard(fabric, warm.link, warm.recorder, state=state)
+    guard = Guard(fabric, warm.link, recorder=warm.recorder, state=state)
     guard.rehearsing = welcome.joiner
     dist.init_process_group(
         "keepstep", store=dist.HashStore(), rank=welcome.rank, world_size=welcome.world, timeout=_TIMEOUT

@@ -74,7 +74,7 @@ class Recorder:
     def publish_private(self, version: int, data: bytes) -> None:
         """Leave the rank's own state of `version` (RNG, data position) where it survives this process."""
         if len(data) <= MAX_PRIVATE_BYTES:
-            write_private(self._memory, version, data)
+            write_private(self._memory, version, data=data)
         elif not self._too_large:
             self._too_large = True
             _log.warning(

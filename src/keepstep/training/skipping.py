@@ -85,14 +85,14 @@ def reused_iterator(source: Any) -> bool:
     return getattr(source, "persistent_workers", False) and getattr(source, "_iterator", None) is not None
 
 
-def open_at(source: Any, consumed: int, begin: Callable[[], None], *, reused: bool) -> Iterator[Any]:
+def open_at(source: Any, consumed: int, *, begin: Callable[[], None], reused: bool) -> Iterator[Any]:
     """An iterator over `source` that begins after `consumed` batches; `begin` sets the generators of its epoch.
 
     A map-style DataLoader skips in its sampler, without fetching data; anything else reads and drops. `reused` is
     what `reused_iterator` said before the epoch began. Raises StateError if there are fewer batches.
     """
     if _skips_by_index(source):
-        return _open_loader(source, consumed, begin, reused=reused)
+        return _open_loader(source, consumed, begin=begin, reused=reused)
     begin()
     iterator = iter(source)
     for _ in range(consumed):
@@ -113,7 +113,7 @@ def _skips_by_index(source: Any) -> bool:
     )
 
 
-def _open_loader(loader: Any, consumed: int, begin: Callable[[], None], *, reused: bool) -> Iterator[Any]:
+def _open_loader(loader: Any, consumed: int, *, begin: Callable[[], None], reused: bool) -> Iterator[Any]:
     """torch reads its sampler from the loader when an iterator is made: it finds a skipping one there, that once."""
     attribute = "sampler" if loader.batch_sampler is None else "batch_sampler"
     sampler = getattr(loader, attribute)

@@ -60,7 +60,7 @@ def set_timeout(sock: socket.socket, timeout_s: float) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
 
-def ask(sock: socket.socket, kind: Ask, first: int = 0, count: int = 0) -> None:
+def ask(sock: socket.socket, kind: Ask, *, first: int = 0, count: int = 0) -> None:
     """Send one request. Raises OSError."""
     sock.sendall(_REQUEST.pack(_ASKS, kind, first, count))
 
@@ -86,7 +86,7 @@ def reply(sock: socket.socket, status: Status, parts: Sequence[bytes | memoryvie
     at = 0
     while at < len(waiting):
         sent = sock.sendmsg(waiting[at : at + _MAX_PARTS])
-        at = _advance(waiting, at, sent)
+        at = _advance(waiting, at, count=sent)
 
 
 def receive_header(sock: socket.socket) -> tuple[int, int]:
@@ -116,10 +116,10 @@ def receive_into(sock: socket.socket, views: Sequence[memoryview]) -> None:
             got = sock.recvmsg_into(some, 0, socket.MSG_WAITALL)[0]
         if got == 0:
             raise PeerLost("the connection of a state transfer ended early")
-        at = _advance(waiting, at, got)
+        at = _advance(waiting, at, count=got)
 
 
-def _advance(waiting: list[memoryview], at: int, count: int) -> int:
+def _advance(waiting: list[memoryview], at: int, *, count: int) -> int:
     """Where to go on after `count` bytes from the parts at `at` were moved; a part moved in half is cut."""
     while count:
         part = waiting[at]

@@ -107,11 +107,12 @@ class StateServer:
             try:
                 set_timeout(sock, _SERVER_TIMEOUT_S)
                 while (request := next_request(sock)) is not None:
-                    self._answer(sock, *request)
+                    kind, first, count = request
+                    self._answer(sock, kind, first=first, count=count)
             except (OSError, PeerLost, TornRecord):
                 return
 
-    def _answer(self, sock: socket.socket, kind: int, first: int, count: int) -> None:
+    def _answer(self, sock: socket.socket, kind: int, *, first: int, count: int) -> None:
         try:
             image = self._provider()
         except UnsupportedState:
@@ -297,10 +298,10 @@ def _work(source: _Source, plan: _Plan) -> None:
         while True:
             while len(asked) < _IN_FLIGHT and (unit := plan.queue.take(block=not asked)) is not None:
                 asked.append(unit)
-                ask(source.sock, Ask.CHUNKS, unit.first, unit.count)
+                ask(source.sock, Ask.CHUNKS, first=unit.first, count=unit.count)
             if not asked:
                 return
-            _bring(source, plan, asked[0])
+            _bring(source, plan, unit=asked[0])
             asked.popleft()
             plan.queue.done()
     except StateDivergence as error:
@@ -309,7 +310,7 @@ def _work(source: _Source, plan: _Plan) -> None:
         plan.queue.back(asked)
 
 
-def _bring(source: _Source, plan: _Plan, unit: Unit) -> None:
+def _bring(source: _Source, plan: _Plan, *, unit: Unit) -> None:
     """Receive one unit and check it. Raises StateDivergence for wrong bytes, PeerLost, OSError."""
     status, length = receive_header(source.sock)
     if status != Status.OK or length != unit.nbytes:

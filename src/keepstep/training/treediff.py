@@ -28,7 +28,7 @@ def first_difference(one: _Described, other: _Described) -> str:
         trees = [unpack(manifest.tree, range(len(manifest.entries))) for manifest, _ in (one, other)]
     except TornRecord:
         return "tree"
-    return _difference(trees[0], trees[1], "")
+    return _difference(trees[0], trees[1], path="")
 
 
 def _by_entry(described: _Described) -> dict[str, tuple[Any, ...]]:
@@ -45,19 +45,19 @@ def _by_entry(described: _Described) -> dict[str, tuple[Any, ...]]:
     return found
 
 
-def _difference(one: Any, other: Any, path: str) -> str:
+def _difference(one: Any, other: Any, *, path: str) -> str:
     """The first path at which two trees differ."""
     if type(one) is type(other) is dict:
         for key in [*one, *(key for key in other if key not in one)]:
             if key not in one or key not in other:
                 return f"{path}.{key}".lstrip(".")
-            found = _difference(one[key], other[key], f"{path}.{key}")
+            found = _difference(one[key], other[key], path=f"{path}.{key}")
             if found:
                 return found
         return ""
     if type(one) is type(other) and isinstance(one, (list, tuple)) and len(one) == len(other):
         for index, (mine, yours) in enumerate(zip(one, other, strict=True)):
-            found = _difference(mine, yours, f"{path}[{index}]")
+            found = _difference(mine, yours, path=f"{path}[{index}]")
             if found:
                 return found
         return ""

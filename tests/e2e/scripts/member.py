@@ -32,7 +32,7 @@ while not isinstance(wire.receive(), Welcome):
     pass
 for step in range(args.steps):
     struct.pack_into("<Q", ring, 72, step)
-    write_private(ring, step, b"private %d" % step)
+    write_private(ring, step, data=b"private %d" % step)
     print(f"step {step} loss {1 / (step + 1)}")
     time.sleep(args.pace)
 wire.send(Finished(args.steps, "ab" * 32))
