@@ -1,4 +1,4 @@
-"""Without protection every member, neighbour of the dead one or not, gets an error that names it (G-8)."""
+"""Without protection every member, neighbour of the dead one or not, gets an error that names it (G-12)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Membership changes: who stays, what diverged, what is restored, failures inside the change itself."""
+"""Membership changes: who stays, what diverged, what is restored, failures inside the change itself.
+
+Shows G-6 (a user's exception swaps nothing), G-7 (stayers keep processes and sockets), G-11 (losses inside a change), G-13
+(a diverged replica is named) and G-14 (torn checkpoints are skipped) on real processes.
+"""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_no_standby_left(tmp_path: Path, undisturbed: RunningJob) -> None:
 
 
 def test_frozen_rank_wakes_up_fenced(tmp_path: Path, undisturbed: RunningJob) -> None:
-    """G: a fenced member changes nothing: it wakes up, is told so, and exits."""
+    """G-8: a fenced member changes nothing: it wakes up, is told so, and exits."""
     job = run_and_kill(tmp_path / "run", ["2:4:collective:0"], "--pace", "0.3", how=signal.SIGSTOP)
     frozen = int(Path(tmp_path / "run-marker.0").read_text())
     while len(job.logs().get(2, ())) < 7:

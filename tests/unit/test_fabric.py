@@ -116,7 +116,7 @@ def test_a_local_member_never_agrees(worlds: Callable[..., World]) -> None:
 
 @pytest.mark.parametrize("nodes", NODES.values(), ids=NODES)
 def test_a_change_keeps_every_link_between_stayers(worlds: Callable[..., World], nodes: str) -> None:
-    """G-5: the sockets of stayers are the same ones before and after, by inode; the joiner may sit elsewhere."""
+    """G-7: the sockets of stayers are the same ones before and after, by inode; the joiner may sit elsewhere."""
     world = worlds(nodes)
     for fabric in world.fabrics:
         fabric.start_watch()
@@ -164,7 +164,7 @@ def test_members_that_install_late_still_meet(worlds: Callable[..., World]) -> N
 
 
 def test_an_older_generation_is_refused(worlds: Callable[..., World]) -> None:
-    """G-9: a member that slept through a change is told that its place is taken."""
+    """G-8: a member that slept through a change is told that its place is taken."""
     world = worlds("aa")
     for fabric in world.fabrics:
         fabric.poison()

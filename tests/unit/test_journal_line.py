@@ -1,4 +1,4 @@
-"""Journal lines: round trips, versions, migration, torn and damaged input."""
+"""Journal lines: round trips, versions, migration, torn and damaged input (G-18)."""
 
 from __future__ import annotations
 

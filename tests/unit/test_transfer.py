@@ -1,4 +1,4 @@
-"""State moves in checked chunks from all sources; one that differs or dies is named and the others do its part."""
+"""State moves in checked chunks from all sources; one that differs or dies is named and the others do its part (G-13)."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_all_sources_work_and_the_result_is_equal(count: int) -> None:
     (_, source), (_, joiner) = member(1), member(2, steps=0)
     image = source.image()
     with connected({rank: serve(image) for rank in range(count)}) as sockets:
-        transfer = fetch(sockets, image.digest, joiner)
+        transfer = fetch(sockets, image.digest, state=joiner)
     assert joiner.digest() == image.digest
     assert transfer.bytes_moved == image.manifest.nbytes == sum(transfer.by_source.values())
     assert transfer.lost == () and transfer.diverged == ()
@@ -123,7 +123,7 @@ def test_a_source_that_differs_is_named_and_not_used() -> None:
     other_net[2].bias.data.view(torch.int32)[3] ^= 1
     image = source.image()
     with connected({0: serve(other.image()), 1: serve(image), 2: serve(image)}) as sockets:
-        transfer = fetch(sockets, "", joiner)
+        transfer = fetch(sockets, "", state=joiner)
     assert [(one.rank, one.entry) for one in transfer.diverged] == [(0, "parameters.model.2.bias")]
     assert 0 not in transfer.by_source and joiner.digest() == image.digest
 
@@ -133,7 +133,7 @@ def test_a_difference_outside_of_tensors_is_named() -> None:
     other.optimizers["optimizer"].param_groups[0]["lr"] *= 2
     image = source.image()
     with connected({0: serve(image), 1: serve(other.image())}) as sockets:
-        transfer = fetch(sockets, image.digest, joiner)
+        transfer = fetch(sockets, image.digest, state=joiner)
     assert [one.entry for one in transfer.diverged] == ["optimizers.optimizer.groups[0].lr"]
 
 
@@ -143,7 +143,7 @@ def test_a_source_that_dies_is_replaced_by_the_others(requests: int) -> None:
     image = source.image()
     dead = threading.Event()
     with connected({0: dies_after(image, requests, dead), 1: patient(image, 1, dead)}) as sockets:
-        transfer = fetch(sockets, image.digest, joiner)
+        transfer = fetch(sockets, image.digest, state=joiner)
     assert transfer.lost == (0,)
     assert joiner.digest() == image.digest
 
@@ -153,7 +153,7 @@ def test_a_source_that_sends_wrong_bytes_is_left_out() -> None:
     image = source.image()
     changed = threading.Event()
     with connected({0: patient(image, 2, changed), 1: changing(moving.image(), 2, changed)}) as sockets:
-        transfer = fetch(sockets, image.digest, joiner)
+        transfer = fetch(sockets, image.digest, state=joiner)
     assert [one.rank for one in transfer.diverged] == [1]
     assert joiner.digest() == image.digest
 
@@ -168,7 +168,7 @@ def test_a_source_that_does_not_stand_still_or_says_nothing_is_lost() -> None:
             silent.wait()
 
     with connected({0: serve(None), 1: serve(image), 2: handle}) as sockets:
-        transfer = fetch(sockets, image.digest, joiner, timeout_s=0.05)
+        transfer = fetch(sockets, image.digest, state=joiner, timeout_s=0.05)
         silent.set()
     assert transfer.lost == (0, 2)
     assert joiner.digest() == image.digest
@@ -178,11 +178,11 @@ def test_no_source_left_names_all_and_a_second_try_keeps_what_arrived() -> None:
     (_, source), (_, joiner) = member(1), member(2)
     image = source.image()
     with connected({4: dies_after(image, 4, threading.Event())}) as sockets, pytest.raises(SourcesLost) as caught:
-        fetch(sockets, image.digest, joiner)
+        fetch(sockets, image.digest, state=joiner)
     assert caught.value.lost == (4,) and "[4]" in str(caught.value)
     assert joiner.taking
     with connected({5: serve(image)}) as sockets:
-        transfer = fetch(sockets, image.digest, joiner)
+        transfer = fetch(sockets, image.digest, state=joiner)
     assert 0 < transfer.bytes_moved < image.manifest.nbytes
     assert joiner.digest() == image.digest
 
@@ -191,7 +191,7 @@ def test_nobody_holds_what_is_expected() -> None:
     (_, source), (_, joiner) = member(1), member(2)
     before = joiner.digest()
     with connected({0: serve(source.image())}) as sockets, pytest.raises(SourcesLost) as caught:
-        fetch(sockets, "00" * 16, joiner)
+        fetch(sockets, "00" * 16, state=joiner)
     assert [one.rank for one in caught.value.diverged] == [0]
     assert joiner.digest() == before
 
@@ -200,6 +200,7 @@ def test_nobody_holds_what_is_expected() -> None:
     ("kind", "first", "count"), [(9, 0, 0), (Ask.CHUNKS, 0, 0), (Ask.CHUNKS, 0, 5000), (Ask.CHUNKS, 2**32 - 1, 2)]
 )
 def test_requests_out_of_bounds_are_refused(kind: int, first: int, count: int) -> None:
+    """G-17."""
     image = member(1, steps=0)[1].image()
     with connected({0: serve(image)}) as sockets:
         ask(sockets[0], kind, first=first, count=count)  # type: ignore[arg-type]

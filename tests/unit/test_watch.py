@@ -1,4 +1,4 @@
-"""Watch links: few, connected, and enough for news to travel fast (G-8)."""
+"""Watch links: few, connected, and enough for news to travel fast (G-12)."""
 
 from __future__ import annotations
 

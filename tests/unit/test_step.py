@@ -1,0 +1,106 @@
+"""What becomes of a step: kept, done again, or the user's own error."""
+
+from __future__ import annotations
+
+import pytest
+
+from keepstep.training.guard import StepAborted
+from keepstep.training.step import Step
+
+
+class GuardTwin:
+    """Answers like a guard whose agreement passes (`passes`) or does not, and notes what was asked of it."""
+
+    def __init__(self, *, passes: bool, poisoned: bool = False) -> None:
+        self.passes = passes
+        self.poisoned = poisoned
+        self.agreed = False
+        self.told: list[str] = []
+
+    def begin_step(self) -> None:
+        self.told.append("begin")
+
+    def agree(self) -> None:
+        self.told.append("agree")
+        if not self.passes:
+            raise StepAborted
+        self.agreed = True
+
+    def redo(self) -> None:
+        self.told.append("redo")
+
+    def kept(self) -> None:
+        self.told.append("kept")
+
+    def poisoned_and_undecided(self) -> bool:
+        return self.poisoned and not self.agreed
+
+    def resolve_aborted(self) -> None:
+        self.told.append("resolve")
+
+
+def test_an_agreed_step_is_kept():
+    """G-1"""
+    guard = GuardTwin(passes=True)
+    step = Step(guard, 4)
+    with step:
+        guard.agree()
+    assert step.kept
+    assert guard.told == ["begin", "agree", "kept"]
+
+
+def test_a_refused_step_ends_quietly_and_is_done_again():
+    """G-1: what follows the refused agreement in the body does not run."""
+    guard = GuardTwin(passes=False)
+    step = Step(guard, 4)
+    after = []
+    with step:
+        guard.agree()
+        after.append("update")
+    assert after == []
+    assert not step.kept
+    assert guard.told == ["begin", "agree", "redo"]
+
+
+def test_an_exception_in_an_aborted_step_is_discarded_with_it():
+    """G-5"""
+    guard = GuardTwin(passes=False, poisoned=True)
+    step = Step(guard, 4)
+    with step:
+        raise FloatingPointError("loss is NaN")
+    assert not step.kept
+    assert guard.told == ["begin", "resolve", "redo"]
+
+
+def test_an_exception_in_a_healthy_step_is_the_users():
+    """G-6"""
+    guard = GuardTwin(passes=True)
+    with pytest.raises(FloatingPointError, match="NaN"), Step(guard, 4):
+        raise FloatingPointError("loss is NaN")
+    assert guard.told == ["begin"]
+
+
+def test_an_interrupt_is_never_discarded():
+    guard = GuardTwin(passes=False, poisoned=True)
+    with pytest.raises(KeyboardInterrupt), Step(guard, 4):
+        raise KeyboardInterrupt
+    assert guard.told == ["begin"]
+
+
+def test_the_update_of_an_agreed_step_counts_whatever_comes_after_it():
+    """G-1: once agreed, a loss in what follows the update does not take the step back."""
+    guard = GuardTwin(passes=True, poisoned=True)
+    step = Step(guard, 4)
+    with step:
+        guard.agree()
+        raise ValueError("a metric of unspecified data")
+    assert step.kept
+    assert guard.told == ["begin", "agree", "kept"]
+
+
+def test_an_unprotected_step_lets_everything_through():
+    with pytest.raises(ValueError, match="own"), Step(None, 0):
+        raise ValueError("own")
+    with Step(None, 1) as step:
+        pass
+    assert step.kept
