@@ -54,7 +54,8 @@ static void awake(struct plane *plane, struct peer *peer, const struct pollfd *e
     if (!receiving(plane, peer) && (plane->lane == KS_COLLECTIVE || link->gone || link->hup)) peer->peek = true;
 }
 
-static int owing_peer(const struct plane *plane, const struct ticket *ticket) {
+/* Whom a call waits for, as far as this member can see; -1 nobody. */
+int owing_peer(const struct plane *plane, const struct ticket *ticket) {
     if (plane->lane == KS_P2P) return ticket->call.peer >= 0 ? ticket->call.peer : ticket->source;
     for (int i = 0; i < plane->n_scan; i++)
         if (plane->peers[plane->scan[i]].rx_first && plane->peers[plane->scan[i]].rx_wait != WAIT_OWN) return plane->scan[i];

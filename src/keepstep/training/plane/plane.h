@@ -279,6 +279,7 @@ void plane_break(struct plane *, int peer, int error, const char *what);
 void link_failed(struct plane *, int rank, int error, const char *what);
 /* block.c */
 void engine_block(struct plane *, uint64_t deadline_ns);
+int owing_peer(const struct plane *, const struct ticket *);
 /* worker.c */
 void plane_enter(struct plane *);
 void plane_leave(struct plane *);

@@ -46,12 +46,14 @@ static bool frame_matches(struct plane *plane, const struct ticket *ticket, cons
     return false;
 }
 
-/* Text from a member that gave up; everything else it sent is void. */
+/* Text from a member that gave up; everything else it sent is void. Says as well whom this member was waiting for. */
 static void note_arrived(struct plane *plane, struct link *link, int rank) {
     char text[WHAT_BYTES + 1] = "", what[WHAT_BYTES];
+    int owing = plane->active ? owing_peer(plane, plane->active) : -1;
     link_take(link, text, link->rx.payload_left);
-    snprintf(what, sizeof what, "rank %d gave up: %.200s", rank, text);
-    plane_break(plane, rank, ECONNABORTED, what);
+    int used = snprintf(what, sizeof what, "rank %d gave up: %.*s", rank, WHAT_BYTES - 60, text);
+    if (owing >= 0 && owing != rank) snprintf(what + used, sizeof what - (size_t)used, "; rank %d owes data here", owing);
+    plane_break(plane, owing >= 0 ? owing : rank, ECONNABORTED, what);
 }
 
 /* News instead of data; true if the frame was news and is done with. */
