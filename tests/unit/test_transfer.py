@@ -1,4 +1,4 @@
-"""State moves in checked chunks from all sources; one that differs or dies is named and the others do its part (G-13)."""
+"""State moves in checked chunks from all sources (G-13): one that differs or dies is named, the others do its part."""
 
 from __future__ import annotations
 

@@ -52,11 +52,11 @@ class Adoption:
         buffers = {buffer.name: buffer for buffer in own}
         _same_names(given, buffers, what="buffer")
         for name, value in given.items():
-            tensor = self.realize(value, buffers[name].tensor, None, name)
+            tensor = self.realize(value, buffers[name].tensor, where=name)
             if tensor is not buffers[name].tensor:
                 buffers[name].replace(tensor)
 
-    def realize(self, value: Any, existing: Any, parameter: torch.Tensor | None, where: str) -> Any:
+    def realize(self, value: Any, existing: Any, *, parameter: torch.Tensor | None = None, where: str = "") -> Any:
         """`value` with slots replaced by tensors: the `existing` one where it fits, else a new one.
 
         A new tensor lies on the device of `parameter` if the original was not on a CPU.
@@ -65,18 +65,22 @@ class Adoption:
             return self._tensor(value.number, existing, parameter=parameter)
         if isinstance(value, Sharded):
             fits = is_distributed(existing) and _same_place(value, sharded_of(existing))
-            local = self._tensor(value.local.number, local_of(existing) if fits else None, parameter=parameter)  # type: ignore[attr-defined]
-            if fits and local is local_of(existing):
+            own_local = local_of(existing) if fits else None
+            local = self._tensor(value.local.number, own_local, parameter=parameter)  # type: ignore[attr-defined]
+            if local is own_local:
                 return existing
             return self._meshes.rebuild(value, local, where=where)
         kind = type(value)
         if kind is dict:
             own = existing if isinstance(existing, dict) else {}
-            return {key: self.realize(one, own.get(key), parameter, f"{where}.{key}") for key, one in value.items()}
+            return {
+                key: self.realize(one, own.get(key), parameter=parameter, where=f"{where}.{key}")
+                for key, one in value.items()
+            }
         if kind is list or kind is tuple:
             own_items = existing if isinstance(existing, kind) and len(existing) == len(value) else [None] * len(value)
             return kind(
-                self.realize(one, have, parameter, f"{where}[{index}]")
+                self.realize(one, have, parameter=parameter, where=f"{where}[{index}]")
                 for index, (one, have) in enumerate(zip(value, own_items, strict=True))
             )
         return value

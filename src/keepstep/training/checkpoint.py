@@ -108,6 +108,16 @@ class CheckpointWriter:
         self._thread = threading.Thread(target=self._write, args=(part,), name=f"checkpoint-{step}")
         self._thread.start()
 
+    def valid_steps(self) -> tuple[list[int], list[str]]:
+        """As the function, for this rank and directory, after what is being written."""
+        self.wait()
+        return valid_steps(self._directory, rank=self._rank, world=self._world)
+
+    def load(self, step: int, state: Giver) -> bytes:
+        """As the function, for this rank and directory, after what is being written."""
+        self.wait()
+        return load(self._directory, step, rank=self._rank, world=self._world, state=state)
+
     def wait(self) -> None:
         """Wait until nothing is being written."""
         if self._thread is not None:

@@ -8,7 +8,6 @@ A sampler that draws from a global generator item by item, between other draws o
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -62,7 +61,7 @@ class Batches:
         self._source = source
         self._name = name
         self._generators = generators_of(source)
-        self._iterator: Iterator[Any] | None = None
+        self._iterator: Any = None
         self._here = _Mark(0, 0, None)
         self._boundary = self._here
         self._now: list[bytes] = []

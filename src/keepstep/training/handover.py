@@ -48,7 +48,7 @@ class Handover:
         """Copy the state of `order.version` and say so; or say which sources were lost."""
         sources = self._dial(order)
         try:
-            got = fetch(sources, order.digest, tracked)
+            got = fetch(sources, order.digest, state=tracked)
         except NoValidState as error:
             self._link.say(FetchFailed(order.generation, order.sources, str(error)))
             return

@@ -93,7 +93,10 @@ def reset_fsdp(module: nn.Module) -> None:
 
 
 class Modules:
-    """The tracked modules, scanned once; `scan()` again after modules or parameters were added or replaced."""
+    """The tracked modules, scanned once; `scan()` again after modules or parameters were added or replaced.
+
+    `shared` are the DDP modules that take their buffers from rank 0, `data_parallel` all DDP modules.
+    """
 
     def __init__(self, given: dict[str, Any]) -> None:
         unwrapped = {name: _unwrap(model) for name, model in given.items()}
@@ -102,10 +105,16 @@ class Modules:
         self._stages = {name: stage for name, (_, stage) in unwrapped.items() if stage}
         self.parameters: dict[str, nn.Parameter] = {}
         self.buffers: list[Buffer] = []
+        self.data_parallel: list[DistributedDataParallel] = []
+        self.shared: list[DistributedDataParallel] = []
         self.scan()
 
     def scan(self) -> None:
         """Find all parameters (sharded ones in their sharded form) and buffers; tied ones count once."""
+        self.data_parallel = [
+            one for given in self._given for one in given.modules() if isinstance(one, DistributedDataParallel)
+        ]
+        self.shared = [one for one in self.data_parallel if one.broadcast_buffers and list(one.module.buffers())]
         self.parameters = {}
         self.buffers = []
         seen: set[int] = set()
@@ -135,10 +144,6 @@ class Modules:
         """Parameter names by identity."""
         return {id(parameter): name for name, parameter in self.parameters.items()}
 
-    def shared(self) -> list[DistributedDataParallel]:
-        """The DDP modules that take their buffers from rank 0."""
-        return [one for one in self.data_parallel() if one.broadcast_buffers and list(one.module.buffers())]
-
     def identity(self) -> list[Any]:
         """What makes this member's modules a replica of another's: names, types, local shapes, shards, groups."""
         parts: list[Any] = [sorted(self._stages.items())]
@@ -147,10 +152,5 @@ class Modules:
             parts.append((name, str(local.dtype), tuple(local.shape), coordinates(parameter)))
         parts.extend((buffer.name, str(buffer.tensor.dtype)) for buffer in self.buffers)
         if dist.is_initialized():
-            parts.extend(tuple(dist.get_process_group_ranks(one.process_group)) for one in self.data_parallel())
+            parts.extend(tuple(dist.get_process_group_ranks(one.process_group)) for one in self.data_parallel)
         return parts
-
-    def data_parallel(self) -> list[DistributedDataParallel]:
-        return [
-            one for given in self._given for one in given.modules() if isinstance(one, DistributedDataParallel)
-        ]

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Protocol
 
 import torch
 from torch.optim import Optimizer
@@ -16,7 +16,12 @@ from keepstep.training.sharding import sharded_of
 
 __all__ = ["OptimizerState", "plain_tree"]
 
-_Realize = Callable[[Any, Any, torch.Tensor | None, str], Any]
+
+class _Realize(Protocol):
+    """Makes a value of this member out of one of a tree, in the place of an existing one where that fits."""
+
+    def __call__(self, value: Any, existing: Any, *, parameter: torch.Tensor | None = None, where: str = "") -> Any:
+        """The value."""
 
 
 def plain_tree(value: Any) -> Any:
@@ -63,7 +68,7 @@ class OptimizerState:
         other = {key: plain_tree(value) for key, value in state.items() if not isinstance(key, torch.Tensor)}
         return {"groups": self.groups(), "state": found, "other": other}
 
-    def adopt(self, tree: dict[str, Any], names: dict[int, str], realize: _Realize) -> None:
+    def adopt(self, tree: dict[str, Any], names: dict[int, str], *, realize: _Realize) -> None:
         """Take the shape of `tree`: existing tensors stay where they fit, others are made by `realize`."""
         self.adopt_groups(tree["groups"], realize)
         state = self.holder.state
@@ -80,10 +85,11 @@ class OptimizerState:
             for key in [key for key in own if key not in given]:
                 del own[key]
             for key, value in given.items():
-                own[key] = realize(value, own.get(key), parameter, f"{self.name}.state.{place}.{key}")
+                where = f"{self.name}.state.{place}.{key}"
+                own[key] = realize(value, own.get(key), parameter=parameter, where=where)
         for key in [key for key in state if not isinstance(key, torch.Tensor)]:
             del state[key]
-        state.update({key: realize(value, None, None, f"{self.name}.{key}") for key, value in tree["other"].items()})
+        state.update({key: realize(value, None, where=f"{self.name}.{key}") for key, value in tree["other"].items()})
 
     def adopt_groups(self, groups: list[dict[str, Any]], realize: _Realize) -> None:
         """Set the hyper-parameters of every group; a tensor (such as a learning rate) keeps its place."""
@@ -96,4 +102,4 @@ class OptimizerState:
             for key in [key for key in own if key != "params" and key not in given]:
                 del own[key]
             for key, value in given.items():
-                own[key] = realize(value, own.get(key), None, f"{self.name}.groups[{index}].{key}")
+                own[key] = realize(value, own.get(key), where=f"{self.name}.groups[{index}].{key}")

@@ -40,7 +40,7 @@ def clone_tree(value: Any, kept: Any = None) -> Any:
 class Snapshot:
     """Takes and restores the start of a step; the memory of the copies is used again for every step."""
 
-    def __init__(self, modules: Modules, optimizers: list[OptimizerState], others: Mapping[str, Any]) -> None:
+    def __init__(self, modules: Modules, optimizers: list[OptimizerState], *, others: Mapping[str, Any]) -> None:
         self._modules = modules
         self._optimizers = optimizers
         self._others = others
@@ -125,7 +125,7 @@ def _copy_into(kept: list[torch.Tensor], now: list[torch.Tensor]) -> None:
         torch._foreach_copy_(kept, now)
 
 
-def _keep_place(value: Any, existing: Any, parameter: torch.Tensor | None, where: str) -> Any:
+def _keep_place(value: Any, existing: Any, *, parameter: torch.Tensor | None = None, where: str = "") -> Any:
     """A kept value; tensors go back into the one that is there."""
     if isinstance(value, torch.Tensor):
         if isinstance(existing, torch.Tensor) and _alike(existing, value):
@@ -147,4 +147,4 @@ def _restore_state(optimizer: Optimizer, kept: dict[Any, Any]) -> None:
         for name in [name for name in own if name not in value]:
             del own[name]
         for name, one in value.items():
-            own[name] = _keep_place(one, own.get(name), None, "")
+            own[name] = _keep_place(one, own.get(name))

@@ -76,7 +76,7 @@ def page_name(rank: int) -> str:
 def write_shard(path: Path, header: Header, *, buffers: Sequence[memoryview]) -> tuple[int, str]:
     """Write, sync and rename into place; gives bytes and SHA-256. Raises OSError and leaves no temporary file."""
     packed = msgspec.msgpack.encode(header)
-    parts = [_MAGIC, _LENGTH.pack(len(packed)), packed, *buffers]
+    parts: list[bytes | memoryview] = [_MAGIC, _LENGTH.pack(len(packed)), packed, *buffers]
     hasher = hashlib.sha256()
     for part in parts:
         hasher.update(part)

@@ -119,6 +119,7 @@ def _open_loader(loader: Any, consumed: int, *, begin: Callable[[], None], reuse
     sampler = getattr(loader, attribute)
     skipping = _Skipping(sampler, consumed)
     loader.__dict__[attribute] = skipping
+    loader.__dict__["_iterator"] = None
     try:
         if reused:
             skipping.empty = True

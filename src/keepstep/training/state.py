@@ -60,7 +60,7 @@ class TrackedState:
                 )
         self._role = role
         self._adoption: Adoption | None = None
-        self._snapshot = Snapshot(self._modules, self._optimizers, self._others)
+        self._snapshot = Snapshot(self._modules, self._optimizers, others=self._others)
 
     @property
     def modules(self) -> dict[str, nn.Module]:
@@ -126,9 +126,9 @@ class TrackedState:
         adoption.take_buffers(self._modules.buffers)
         names = self._modules.names()
         for one in self._optimizers:
-            one.adopt(adoption.tree["optimizers"][one.name], names, adoption.realize)
+            one.adopt(adoption.tree["optimizers"][one.name], names, realize=adoption.realize)
         for part in ("others", "module_extra"):
-            adoption.tree[part] = {n: adoption.realize(v, None, None, n) for n, v in adoption.tree[part].items()}
+            adoption.tree[part] = {n: adoption.realize(v, None, where=n) for n, v in adoption.tree[part].items()}
         self._adoption = adoption
         return adoption.buffers()
 
@@ -160,7 +160,7 @@ class TrackedState:
     @property
     def has_shared_buffers(self) -> bool:
         """True where `sync_buffers` has something to do; equal on all members."""
-        return bool(self._modules.shared())
+        return bool(self._modules.shared)
 
     def sync_buffers(self) -> None:
         """Take the buffers of DDP modules from their rank 0 (a collective; to be called before the agreement).
@@ -168,14 +168,14 @@ class TrackedState:
         DDP does the same at the next forward. Done here, replicas are equal at the step boundary, and what rank 0
         counted (BatchNorm) does not die with it. Nothing happens without DDP buffers.
         """
-        for module in self._modules.shared():
+        for module in self._modules.shared:
             module._sync_buffers()
 
     def rebuild_buckets(self) -> None:
         """Let DDP form its final gradient buckets now rather than at its next forward (a collective; to be answered
         locally on every member before a new generation, so that all go on with equal buckets)."""
         with torch.enable_grad():
-            for module in self._modules.data_parallel():
+            for module in self._modules.data_parallel:
                 module.reducer._rebuild_buckets()
 
     def weights_sha256(self) -> str:

@@ -79,7 +79,7 @@ def next_request(sock: socket.socket) -> tuple[int, int, int] | None:
     return kind, first, count
 
 
-def reply(sock: socket.socket, status: Status, parts: Sequence[bytes | memoryview] = ()) -> None:
+def reply(sock: socket.socket, status: Status, *, parts: Sequence[bytes | memoryview] = ()) -> None:
     """Send one reply, gathered from `parts` without copying them. Raises OSError."""
     header = _REPLY.pack(_SAYS, status, sum(len(part) for part in parts))
     waiting = [memoryview(header), *(memoryview(part) for part in parts if len(part))]

@@ -120,12 +120,12 @@ class StateServer:
         if image is None:
             reply(sock, Status.NO_STATE)
         elif kind == Ask.DIGEST:
-            reply(sock, Status.OK, [image.digest.encode()])
+            reply(sock, Status.OK, parts=[image.digest.encode()])
         elif kind == Ask.MANIFEST:
             sent = _Sent(image.manifest.encode(), image.chunk_digests)
-            reply(sock, Status.OK, [msgspec.msgpack.encode(sent)])
+            reply(sock, Status.OK, parts=[msgspec.msgpack.encode(sent)])
         elif kind == Ask.CHUNKS and 0 < count <= MAX_CHUNKS and first + count <= len(image.chunks):
-            reply(sock, Status.OK, [_view(image.buffers, chunk) for chunk in image.chunks[first : first + count]])
+            reply(sock, Status.OK, parts=[_view(image.buffers, chunk) for chunk in image.chunks[first : first + count]])
         else:
             reply(sock, Status.REFUSED)
 
@@ -201,7 +201,7 @@ class _Plan:
 
 
 def fetch(
-    sources: Mapping[int, socket.socket], expected_digest: str, state: Taker, *, timeout_s: float = 10.0
+    sources: Mapping[int, socket.socket], expected_digest: str, *, state: Taker, timeout_s: float = 10.0
 ) -> Transfer:
     """Take the state with `expected_digest` (empty: the one most sources hold) from `sources`, by rank.
 
