@@ -1,7 +1,7 @@
 """Membership changes: who stays, what diverged, what is restored, failures inside the change itself.
 
-Shows G-6 (a user's exception swaps nothing), G-7 (stayers keep processes and sockets), G-11 (losses inside a change), G-13
-(a diverged replica is named) and G-14 (torn checkpoints are skipped) on real processes.
+Shows G-6 (a user's exception swaps nothing), G-7 (stayers keep processes and sockets), G-11 (losses inside a change),
+G-13 (a diverged replica is named) and G-14 (torn checkpoints are skipped) on real processes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 from jobs import RunningJob, run_and_kill, run_to_end
 from test_loss import same_end
-
 
 
 def facts(job: RunningJob) -> list[dict]:
@@ -47,8 +46,15 @@ def test_stayers_keep_their_processes_and_connections(tmp_path: Path, undisturbe
     """The links between stayers are the same sockets before and after; their pids are unchanged."""
     marker = tmp_path / "run-marker"
     job = RunningJob(
-        tmp_path / "run", "--hold", "2:5:forward", "--marker", str(marker), "--out", str(tmp_path / "run-out"),
-        "--pace", "0.2",
+        tmp_path / "run",
+        "--hold",
+        "2:5:forward",
+        "--marker",
+        str(marker),
+        "--out",
+        str(tmp_path / "run-out"),
+        "--pace",
+        "0.2",
     )
     lost = int(job.wait_for(Path(f"{marker}.0")))
     stayers = [pid_of(job, f"m{rank}") for rank in (0, 1, 3)]
@@ -114,8 +120,16 @@ def test_sharded_state_comes_from_the_newest_valid_checkpoint(tmp_path: Path, ha
     checkpoints = tmp_path / "checkpoints"
     marker = tmp_path / "run-marker"
     job = RunningJob(
-        tmp_path / "run", "--fsdp", "--checkpoint", str(checkpoints), "--hold", "2:10:forward",
-        "--marker", str(marker), "--out", str(tmp_path / "run-out"),
+        tmp_path / "run",
+        "--fsdp",
+        "--checkpoint",
+        str(checkpoints),
+        "--hold",
+        "2:10:forward",
+        "--marker",
+        str(marker),
+        "--out",
+        str(tmp_path / "run-out"),
     )
     lost = int(job.wait_for(Path(f"{marker}.0")))
     wait_for(job, lambda: len(list((checkpoints / "step-00000008").glob("rank-*.json"))) == 4)

@@ -14,7 +14,6 @@ import pytest
 from jobs import RunningJob, run_and_kill
 
 
-
 def same_end(
     job: RunningJob, undisturbed: RunningJob, losses: int, unlogged: frozenset[tuple[int, int]] = frozenset()
 ) -> None:

@@ -11,6 +11,10 @@ def without_docstring(node) -> bool:
     return not (ast.get_docstring(node) or "").strip()
 
 
+def setter(function) -> bool:
+    return any(ast.unparse(decorator).endswith(".setter") for decorator in function.node.decorator_list)
+
+
 def test_every_module_has_a_docstring():
     assert [place(path) for path in modules() if without_docstring(tree_of(path))] == []
 
@@ -22,9 +26,9 @@ def test_every_public_class_has_a_docstring():
 
 
 def test_every_public_function_has_a_docstring():
-    """Magic methods say what they do by their name."""
+    """Magic methods say what they do by their name, setters by their property."""
     functions = [function for path in modules() for function in definitions(path) if function.public]
-    spoken = [function for function in functions if not function.node.name.startswith("__")]
+    spoken = [function for function in functions if not function.node.name.startswith("__") and not setter(function)]
     assert [function.name for function in spoken if without_docstring(function.node)] == []
 
 

@@ -45,7 +45,7 @@ def test_tests_print_nothing():
 
 def can_fail(function) -> bool:
     """An assert, a `pytest.raises`, or a call of something named `check...`, `expect...`, `assert...`, `run_...`."""
-    checks = re.compile(r"(^|\.|_)(raises|warns|fail|check|expect|assert|verify|compare|run|replay)(_|$|[a-z])")
+    checks = re.compile(r"(^|\.|_)(raises|warns|fail|check|expect|assert|verify|compare|same|run|replay)(_|$|[a-z])")
     return any(
         isinstance(node, ast.Assert) or (isinstance(node, ast.Call) and checks.search(dotted(node.func)))
         for node in ast.walk(function.node)
