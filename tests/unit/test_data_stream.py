@@ -250,6 +250,22 @@ def test_the_position_a_step_will_leave_if_it_counts(loader: str) -> None:
         restore_rng(states)
 
 
+@pytest.mark.parametrize("loader", [*LOADERS, "persistent"])
+@pytest.mark.parametrize("steps", [0, 2, 8])
+def test_a_used_stream_goes_back(loader: str, steps: int) -> None:
+    """As it must where all members return to a checkpoint."""
+    seed(8)
+    stream = Batches((LOADERS | WORKERS)[loader]())
+    for _ in range(steps):
+        next(stream)
+    stream.commit()
+    private = capture([stream])
+    wanted = [next(stream) for _ in range(9)]
+    apply(private, [stream])
+    got = [next(stream) for _ in range(9)]
+    assert all(torch.equal(one, other) for one, other in zip(wanted, got, strict=True))
+
+
 def test_epochs_are_told_to_samplers() -> None:
     sampler = DistributedSampler(Plain(), 2, 0)
     stream = Batches(DataLoader(Plain(), 4, sampler=sampler))
@@ -296,6 +312,8 @@ def test_streams_that_cannot_go_on_say_so() -> None:
     other = Batches(count())
     other.seek(endless.position())
     assert next(other) == 4
+    with pytest.raises(StateError, match="back"):
+        endless.seek(endless.position())
     with pytest.raises(StateError):
         Batches([1, 2]).seek(endless.position())
     with pytest.raises(StateError):

@@ -13,7 +13,14 @@ from typing import Any
 
 from keepstep.errors import StateError, UsageError
 from keepstep.training.rng import capture_rng, fingerprint, generator_state, restore_rng, set_generator_state
-from keepstep.training.skipping import generators_of, is_stateful, open_at, reused_iterator, set_epoch
+from keepstep.training.skipping import (
+    forget_iterator,
+    generators_of,
+    is_stateful,
+    open_at,
+    reused_iterator,
+    set_epoch,
+)
 from keepstep.training.tree import dumps
 from keepstep.training.treereader import loads
 
@@ -128,7 +135,7 @@ class Batches:
         return place
 
     def seek(self, position: dict[str, Any]) -> None:
-        """Go to `position` in a fresh process; the generators of the process stay as they are.
+        """Go to `position`, in a fresh process or back in this one; the generators of the process stay as they are.
 
         Raises StateError if the stream has fewer batches or is another one, TornRecord for nonsense.
         """
@@ -139,8 +146,11 @@ class Batches:
             raise StateError(f"not a position in the data: {error}", where=self._name) from error
         if len(now) != len(self._generators):
             raise StateError("the loader has other generators than the one of the lost rank", where=self._name)
+        if hasattr(self._source, "__next__") and self._here.consumed:
+            raise StateError("an iterator cannot go back", where=self._name, remedy="give job.data() an iterable")
         before = capture_rng()
         self._iterator = None
+        forget_iterator(self._source)
         self._here = _Mark(epoch, consumed, start)
         set_epoch(self._source, epoch)
         try:

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from keepstep.errors import StateError
 
-__all__ = ["generators_of", "is_stateful", "open_at", "reused_iterator", "set_epoch"]
+__all__ = ["forget_iterator", "generators_of", "is_stateful", "open_at", "reused_iterator", "set_epoch"]
 
 
 class _Skipping:
@@ -80,6 +80,12 @@ def generators_of(source: Any) -> list[torch.Generator]:
     return found
 
 
+def forget_iterator(source: Any) -> None:
+    """Make a DataLoader with persistent workers begin as if it had never been iterated."""
+    if isinstance(source, DataLoader):
+        source.__dict__["_iterator"] = None
+
+
 def reused_iterator(source: Any) -> bool:
     """True where the next epoch goes to the workers of the one before (persistent_workers): it draws one seed less."""
     return getattr(source, "persistent_workers", False) and getattr(source, "_iterator", None) is not None
@@ -119,7 +125,6 @@ def _open_loader(loader: Any, consumed: int, *, begin: Callable[[], None], reuse
     sampler = getattr(loader, attribute)
     skipping = _Skipping(sampler, consumed)
     loader.__dict__[attribute] = skipping
-    loader.__dict__["_iterator"] = None
     try:
         if reused:
             skipping.empty = True
