@@ -13,6 +13,7 @@ import struct
 import zlib
 from collections.abc import Iterator
 from enum import IntEnum
+from mmap import mmap
 
 import msgspec
 
@@ -245,7 +246,7 @@ def read_private(buffer: _Buffer) -> dict[int, bytes]:
     return found
 
 
-def write_private(buffer: bytearray | memoryview, version: int, *, data: bytes) -> None:
+def write_private(buffer: bytearray | memoryview | mmap, version: int, *, data: bytes) -> None:
     """Publish private state of `version` (>= 0), in the place of version - 2. Raises RecordError if it is too long."""
     if len(data) > MAX_PRIVATE_BYTES:
         raise RecordError(

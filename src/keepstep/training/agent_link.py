@@ -66,7 +66,7 @@ class AgentLink:
                 if not self._closing:
                     _leave(EXIT_AGENT_LOST, "the agent of this node is gone")
                 return
-            if order is None or not hasattr(order, "epoch") or order.epoch < self._epoch:
+            if not isinstance(order, Order) or order.epoch < self._epoch:
                 continue
             self._epoch = order.epoch
             if isinstance(order, Fence):

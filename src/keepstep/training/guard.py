@@ -64,7 +64,7 @@ class Guard:
         self.full = False
         self.agreed = False
         self.rehearsing = False
-        self._rng = b""
+        self._rng: dict[str, bytes] = {}
         self._replicas: dict[int, str] = {}
         self._handover = Handover(fabric, link)
         link.on_abort = self._abort
@@ -134,7 +134,7 @@ class Guard:
         while self.poisoned or self.state.answering >= 0 or self.link.pending():
             order = self.link.next_order()
             assert order is not None
-            self.state, act = obey(self.state, order, Place.BOUNDARY)
+            self.state, act = obey(self.state, order, place=Place.BOUNDARY)
             self._do(act)
 
     def finish(self) -> bool:
@@ -175,7 +175,7 @@ class Guard:
         while True:
             order = self.link.next_order()
             assert order is not None
-            self.state, act = obey(self.state, order, Place.AGREEMENT)
+            self.state, act = obey(self.state, order, place=Place.AGREEMENT)
             if isinstance(act, Resolve):
                 return act.forward
             self._do(act)
@@ -211,7 +211,7 @@ class Guard:
         self.link.say(Settled(act.generation, act.version, image.digest, image.manifest.replica))
 
     def _take_state(self, act: TakeState) -> None:
-        self._handover.take(act.order, self._tracked(), self.streams)
+        self._handover.take(act.order, self._tracked(), streams=self.streams)
 
     def _list_checkpoints(self, act: ListCheckpoints) -> None:
         steps, skipped = ([], []) if self.writer is None else self.writer.valid_steps()

@@ -44,7 +44,7 @@ class Handover:
         """Stop serving: the state is about to change."""
         self._image = None
 
-    def take(self, order: Fetch, tracked: TrackedState, streams: Sequence[Batches]) -> None:
+    def take(self, order: Fetch, tracked: TrackedState, *, streams: Sequence[Batches]) -> None:
         """Copy the state of `order.version` and say so; or say which sources were lost."""
         sources = self._dial(order)
         try:

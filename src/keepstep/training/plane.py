@@ -275,7 +275,7 @@ class Domain:
         return bool(self._c.ks_domain_poisoned(self._handle))
 
     def lost(self) -> frozenset[tuple[Plane, int]]:
-        """The (plane, peer) links that failed since the last `install`; `failure_fd` is readable while there are any."""
+        """The (plane, peer) links that failed since the last `install`; `failure_fd` is readable meanwhile."""
         most = 4096
         handles, peers = (ctypes.c_void_p * most)(), (ctypes.c_int * most)()
         count = min(most, self._c.ks_domain_lost(self._handle, handles, peers, most))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -141,7 +141,8 @@ class Job:
             self._finished = True
             guard.link.say(Finished(guard.state.version, self._tracked.weights_sha256()))
 
-    def _before_update(self, optimizer: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def _before_update(self, *_: Any) -> None:
+        """The optimizers' step pre-hook: (optimizer, args, kwargs)."""
         assert self._guard is not None
         if not self._guard.agreed:
             self._guard.agree()
