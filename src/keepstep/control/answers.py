@@ -40,7 +40,7 @@ def speaker(turn: Turn, event: Event) -> Member | None:
     if member is None or member.status is Status.GONE:
         return None
     if member.status is Status.FENCED:
-        turn.tell(member, Fence(turn.state.epoch, "your rank was given to another member"), "fenced")
+        turn.tell(member, Fence(turn.state.epoch, "your rank was given to another member"), reason="fenced")
         return None
     return member
 
@@ -62,9 +62,9 @@ def on_hello(turn: Turn, event: Event) -> None:
     name = f"rank {member.rank}" if member.rank >= 0 else f"standby {member.name}"
     if fact.keepstep_version != spec.keepstep_version:
         why = f"{name} runs keepstep {fact.keepstep_version}, the controller {spec.keepstep_version}"
-        end_job(turn, 76, f"{why}: install the same version everywhere")
+        end_job(turn, 76, why=f"{why}: install the same version everywhere")
     elif fact.world != spec.world:
-        end_job(turn, 76, f"{name} believes in a world of {fact.world}, the job has {spec.world} ranks")
+        end_job(turn, 76, why=f"{name} believes in a world of {fact.world}, the job has {spec.world} ranks")
     elif member.rank < 0:
         turn.put(member, status=Status.WARM, address=fact.address)
         turn.because(f"standby {member.name} is warm")
@@ -93,7 +93,7 @@ def _welcome_when_all(turn: Turn) -> None:
             roster=roster,
             secret=state.spec.secret,
         )
-        turn.tell(running, order, "all members are here")
+        turn.tell(running, order, reason="all members are here")
     turn.because(f"all {len(members)} members are here")
 
 

@@ -44,7 +44,10 @@ def reconcile(turn: Turn) -> None:
     if change.going:
         _close_when_stepped(turn, change)
         return
-    if _too_late(turn, change) or _spoiled(turn, change) or not _fill_ranks(turn) or not _all_settled(turn):
+    if _too_late(turn, change) or _spoiled(turn, change):
+        return
+    filled = _fill_ranks(turn)
+    if turn.state.change is None or not _all_settled(turn) or not filled:
         return
     change = _present(turn)
     if change.restore is not None:
@@ -80,7 +83,7 @@ def _too_late(turn: Turn, change: Change) -> bool:
         return False
     ranks = sorted({loss.rank for loss in change.lost if loss.rank >= 0})
     what = f"ranks {ranks} were lost" if ranks else "a change is needed"
-    end_job(turn, loss_code(change), f"{what} when ranks {sorted(finished)} had made their last step")
+    end_job(turn, loss_code(change), why=f"{what} when ranks {sorted(finished)} had made their last step")
     return True
 
 
@@ -106,9 +109,11 @@ def _fill_ranks(turn: Turn) -> bool:
     for rank in empty[on_the_way:]:
         if turn.state.broken_standbys >= BROKEN_STANDBYS:
             why = f"{BROKEN_STANDBYS} processes that should take rank {rank} ended before they could: see their logs"
-            end_job(turn, 75, why)
+            end_job(turn, 75, why=why)
             return False
-        start_standby(turn, nodes.get(rank, ""), f"no standby is left for rank {rank}: a fresh process is started")
+        start_standby(
+            turn, nodes.get(rank, ""), reason=f"no standby is left for rank {rank}: a fresh process is started"
+        )
     return not empty
 
 
@@ -117,7 +122,7 @@ def _promote(turn: Turn, standby: Member, *, rank: int) -> None:
     change = _present(turn)
     turn.mark("standby_chosen", rank=rank)
     if standby.started >= min((loss.detected for loss in change.lost if loss.rank == rank), default=turn.now):
-        _note(turn, rank, f"no standby was left; a fresh process took {turn.now - standby.started:.1f} s to start")
+        _note(turn, rank, note=f"no standby was left; a fresh process took {turn.now - standby.started:.1f} s to start")
     local_rank = free_local_rank(state.members, standby.node)
     joiner = turn.put(standby, rank=rank, local_rank=local_rank, status=Status.JOINING, joiner=True)
     order = Welcome(
@@ -131,10 +136,10 @@ def _promote(turn: Turn, standby: Member, *, rank: int) -> None:
         roster=turn.addresses(),
         secret=state.spec.secret,
     )
-    turn.tell(joiner, order, f"standby {joiner.name} takes rank {rank}")
+    turn.tell(joiner, order, reason=f"standby {joiner.name} takes rank {rank}")
 
 
-def _note(turn: Turn, rank: int, note: str) -> None:
+def _note(turn: Turn, rank: int, *, note: str) -> None:
     replace = msgspec.structs.replace
     turn.change(lost=tuple(replace(loss, note=note) if loss.rank == rank else loss for loss in _present(turn).lost))
     turn.because(note)
@@ -152,7 +157,7 @@ def _all_settled(turn: Turn) -> bool:
     if stayers and change.version < 0:
         early = [m.rank for m in stayers if m.version < 0]
         if early:
-            restart_or_end(turn, f"the loss interrupted the set-up of ranks {early}", loss_code(change))
+            restart_or_end(turn, f"the loss interrupted the set-up of ranks {early}", code=loss_code(change))
             return False
         version = settle_version(stayers)
         turn.let(version=version)
@@ -160,7 +165,7 @@ def _all_settled(turn: Turn) -> bool:
         if not _judged(turn, version):
             return False
         for member in stayers:
-            turn.tell(member, Settle(turn.state.epoch, change.generation, version), f"come to version {version}")
+            turn.tell(member, Settle(turn.state.epoch, change.generation, version), reason=f"come to version {version}")
     return all(m.status is Status.SETTLED for m in stayers)
 
 
@@ -222,14 +227,14 @@ def _fetch_once(turn: Turn, joiner: Member, *, choice: Sources) -> None:
         roster=turn.addresses(),
         private=_private(change, joiner),
     )
-    turn.tell(joiner, order, f"take the state of version {change.version} from ranks {list(choice.ranks)}")
+    turn.tell(joiner, order, reason=f"take the state of version {change.version} from ranks {list(choice.ranks)}")
 
 
 def _find(turn: Turn, why: str) -> None:
     change = turn.change(finding=True)
     for member in live(turn.state.members):
         turn.put(member, checkpoints=None)
-        turn.tell(member, Find(turn.state.epoch, change.generation), why)
+        turn.tell(member, Find(turn.state.epoch, change.generation), reason=why)
     turn.because(why)
 
 
@@ -256,7 +261,7 @@ def _restore_when_known(turn: Turn) -> None:
     turn.mark("connected")
     for member in members:
         turn.put(member, status=Status.PARKED)
-        turn.tell(member, Restore(turn.state.epoch, change.generation, version), why)
+        turn.tell(member, Restore(turn.state.epoch, change.generation, version), reason=why)
 
 
 def _without_checkpoint(turn: Turn) -> None:
@@ -264,11 +269,13 @@ def _without_checkpoint(turn: Turn) -> None:
     stayers = _stayers(turn)
     if not all(choose_sources(stayers, joiner).ranks for joiner in _joiners(turn)):
         why = "no live replica and no valid checkpoint that all members can load is left"
-        restart_or_end(turn, why, loss_code(_present(turn)))
+        restart_or_end(turn, why, code=loss_code(_present(turn)))
         return
     for joiner in _joiners(turn):
         if not _private(_present(turn), joiner):
-            _note(turn, joiner.rank, f"rank {joiner.rank} goes on with the random state and data of a fresh process")
+            _note(
+                turn, joiner.rank, note=f"rank {joiner.rank} goes on with the random state and data of a fresh process"
+            )
     turn.change(blind=True, finding=False)
     _copy_state(turn)
 
@@ -291,7 +298,7 @@ def _go(turn: Turn) -> None:
     for member in live(turn.state.members):
         running = turn.put(member, status=Status.RUNNING, joiner=False)
         order = Go(turn.state.epoch, change.generation, change.version, roster, replicas)
-        turn.tell(running, order, f"run on from version {change.version} in generation {change.generation}")
+        turn.tell(running, order, reason=f"run on from version {change.version} in generation {change.generation}")
     turn.let(generation=change.generation, suspected={})
     if change.initial:
         turn.let(change=None)

@@ -51,7 +51,7 @@ def new_job(spec: JobSpec, epoch: int) -> JobState:
     return JobState(spec=spec, epoch=epoch)
 
 
-def decide(state: JobState, event: Event, now: float) -> Decision:
+def decide(state: JobState, event: Event, *, now: float) -> Decision:
     """What follows from `event` at wall-clock time `now` (seconds). A clock that goes back is taken to stand still."""
     now = max(now, state.clock)
     turn = Turn(state, now)
@@ -106,7 +106,7 @@ def _on_agent(turn: Turn, event: Event) -> None:
         return
     if fact.keepstep_version != spec.keepstep_version:
         why = f"node {fact.node} runs keepstep {fact.keepstep_version}, the controller {spec.keepstep_version}"
-        end_job(turn, 76, why)
+        end_job(turn, 76, why=why)
         return
     known = [node for node in turn.state.nodes if node.name != fact.node]
     node = NodeSpec(fact.node, fact.slots, fact.standbys, fact.host, fact.ports)
@@ -116,7 +116,7 @@ def _on_agent(turn: Turn, event: Event) -> None:
     turn.let(nodes=tuple(sorted(turn.state.nodes, key=lambda n: n.name)))
     if not assigned_slots(turn.state.nodes, spec.world):
         offered = sum(n.slots for n in turn.state.nodes)
-        end_job(turn, 76, f"the agents offer {offered} ranks, the job has {spec.world}: start all agents alike")
+        end_job(turn, 76, why=f"the agents offer {offered} ranks, the job has {spec.world}: start all agents alike")
         return
     turn.let(phase="starting")
     start_attempt(turn)
@@ -124,7 +124,7 @@ def _on_agent(turn: Turn, event: Event) -> None:
 
 def _on_stop(turn: Turn, event: Event) -> None:
     assert isinstance(event.fact, StopRequest)
-    end_job(turn, event.fact.code, event.fact.why)
+    end_job(turn, event.fact.code, why=event.fact.why)
 
 
 # Facts that are not here tell the controller nothing: a process that started counts from its `Hello` on.

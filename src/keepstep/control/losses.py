@@ -35,33 +35,33 @@ def on_exited(turn: Turn, event: Event) -> None:
         return
     if member.rank < 0:
         how = f"signal {fact.signal}" if fact.signal else f"code {fact.code}"
-        _standby_lost(turn, member, f"ended ({how})", again=bool(fact.signal))
+        _standby_lost(turn, member, how=f"ended ({how})", again=bool(fact.signal))
         return
     kind = classify_exit(fact.code, fact.signal)
     if member.joiner:
-        _lose(turn, member, fact, f"{_obituary(member, fact)} before it was a member")
+        _lose(turn, fact, member=member, why=f"{_obituary(member, fact)} before it was a member")
     elif kind is ExitKind.DONE:
         _rank_done(turn, member)
     elif not fact.protected or member.status in (Status.STARTING, Status.CONNECTED) or _initial(turn):
-        _exit_at_start(turn, member, fact)
-    elif kind is ExitKind.USER_ERROR and not _stopping(turn, member):
+        _exit_at_start(turn, fact, member=member)
+    elif kind is ExitKind.USER_ERROR and not _stopping(turn):
         why = f"{_obituary(member, fact)}: an error of the script, no member is replaced"
-        end_job(turn, exit_code_of(fact.code, fact.signal), why)
+        end_job(turn, exit_code_of(fact.code, fact.signal), why=why)
     else:
-        _lose(turn, member, fact, _obituary(member, fact))
+        _lose(turn, fact, member=member, why=_obituary(member, fact))
 
 
 def _initial(turn: Turn) -> bool:
     return turn.state.change is not None and turn.state.change.initial
 
 
-def _stopping(turn: Turn, member: Member) -> bool:
-    """True for a member that was told to stop and has not answered: its collectives give unspecified data.
+def _stopping(turn: Turn) -> bool:
+    """True while members are told to stop: their collectives give unspecified data, and then they run keepstep only.
 
     Inside a step the step guard discards what comes of that; between steps and in the set-up it may end the script.
     """
     change = turn.state.change
-    return change is not None and not change.going and member.answered != change.generation
+    return change is not None and not change.going
 
 
 def _obituary(member: Member, fact: MemberExited) -> str:
@@ -69,15 +69,15 @@ def _obituary(member: Member, fact: MemberExited) -> str:
     return f"rank {member.rank} ({member.name} on {member.node}) {how}"
 
 
-def _exit_at_start(turn: Turn, member: Member, fact: MemberExited) -> None:
+def _exit_at_start(turn: Turn, fact: MemberExited, *, member: Member) -> None:
     """Before members could take each other's place, and in scripts without keepstep: all start again."""
     why = _obituary(member, fact)
     code = exit_code_of(fact.code, fact.signal)
     if fact.protected and not fact.signal:
-        end_job(turn, code, f"{why} before the first step: an error of the script")
+        end_job(turn, code, why=f"{why} before the first step: an error of the script")
         return
-    note_lost(turn, (_loss(turn, member, fact),))
-    restart_or_end(turn, f"{why} before the first step" if fact.protected else why, code)
+    note_lost(turn, (_loss(turn, fact, member=member),))
+    restart_or_end(turn, f"{why} before the first step" if fact.protected else why, code=code)
 
 
 def _rank_done(turn: Turn, member: Member) -> None:
@@ -85,25 +85,25 @@ def _rank_done(turn: Turn, member: Member) -> None:
     turn.let(done_ranks=done)
     if len(done) == turn.state.spec.world:
         turn.mark("first_valid_step", again=False)
-        end_job(turn, 0, "all ranks are done")
+        end_job(turn, 0, why="all ranks are done")
 
 
-def _loss(turn: Turn, member: Member, fact: MemberExited) -> Loss:
+def _loss(turn: Turn, fact: MemberExited, *, member: Member) -> Loss:
     return Loss(member.rank, member.name, member.node, "crash", fact.signal, fact.code, fact.onset, turn.now)
 
 
-def _lose(turn: Turn, member: Member, fact: MemberExited, why: str) -> None:
+def _lose(turn: Turn, fact: MemberExited, *, member: Member, why: str) -> None:
     private = {} if member.joiner else fact.private
-    _begin_change(turn, _loss(turn, member, fact), private=private, why=why)
+    _begin_change(turn, _loss(turn, fact, member=member), private=private, why=why)
     turn.mark("fenced", rank=member.rank, again=False)
 
 
-def _standby_lost(turn: Turn, member: Member, how: str, *, again: bool) -> None:
+def _standby_lost(turn: Turn, member: Member, *, how: str, again: bool) -> None:
     """A process without a role is lost: outside a change it is replaced, in a change `reconcile` sees to it."""
     turn.let(broken_standbys=turn.state.broken_standbys + 1)
     turn.because(f"standby {member.name} on {member.node} {how}; the job runs on with one standby less")
     if again and turn.state.broken_standbys < BROKEN_STANDBYS and turn.state.change is None:
-        start_standby(turn, member.node, "a new standby in place of the lost one")
+        start_standby(turn, member.node, reason="a new standby in place of the lost one")
 
 
 def on_start_failed(turn: Turn, event: Event) -> None:
@@ -117,9 +117,9 @@ def on_start_failed(turn: Turn, event: Event) -> None:
     if turn.state.phase in ("ending", "restarting"):
         return
     if member.rank < 0:
-        _standby_lost(turn, member, f"could not be started: {fact.why}", again=False)
+        _standby_lost(turn, member, how=f"could not be started: {fact.why}", again=False)
     else:
-        end_job(turn, 69, f"rank {member.rank} could not be started on {member.node}: {fact.why}")
+        end_job(turn, 69, why=f"rank {member.rank} could not be started on {member.node}: {fact.why}")
 
 
 # ---------------------------------------------------------------- a process stands still
@@ -135,7 +135,7 @@ def on_stopped(turn: Turn, event: Event) -> None:
     if member.rank < 0:
         turn.put(member, status=Status.FENCED)
         turn.kill(member, f"standby {member.name} is frozen", grace_s=GRACE_S)
-        _standby_lost(turn, member, "is frozen", again=True)
+        _standby_lost(turn, member, how="is frozen", again=True)
         return
     why = f"rank {member.rank} ({member.name} on {member.node}) is frozen"
     loss = Loss(
@@ -146,7 +146,7 @@ def on_stopped(turn: Turn, event: Event) -> None:
         restart_or_end(turn, f"{why} before the first step")
         return
     turn.put(member, status=Status.FENCED)
-    turn.tell(member, Fence(turn.state.epoch, f"{why}; its rank is given to another member"), why)
+    turn.tell(member, Fence(turn.state.epoch, f"{why}; its rank is given to another member"), reason=why)
     turn.kill(member, why, grace_s=_FENCE_GRACE_S)
     _begin_change(turn, loss, private={} if member.joiner else fact.private, why=why)
     turn.mark("fenced", rank=member.rank, again=False)
@@ -180,7 +180,7 @@ def _begin_change(turn: Turn, loss: Loss, *, private: dict[int, bytes], why: str
         else:
             if member.status is not Status.FINISHED:
                 turn.put(member, status=Status.RUNNING)
-            turn.tell(member, Abort(state.epoch, change.generation, ranks), why)
+            turn.tell(member, Abort(state.epoch, change.generation, ranks), reason=why)
 
 
 def _with_private(
@@ -230,7 +230,7 @@ def _end_when_stuck(turn: Turn) -> None:
         turn.let(members={n: msgspec.structs.replace(m, status=Status.GONE) for n, m in turn.state.members.items()})
         turn.because(f"no agent confirms the end of {left}")
     else:
-        end_job(turn, 75, f"no agent confirms the end of {left}: no restart is possible")
+        end_job(turn, 75, why=f"no agent confirms the end of {left}: no restart is possible")
 
 
 def _suspect(turn: Turn) -> None:
@@ -246,7 +246,9 @@ def _suspect(turn: Turn) -> None:
         return
     waited = {rank for rank in left if turn.now - state.suspected[rank] > state.spec.patience_s}
     if waited:
-        end_job(turn, 75, f"ranks {sorted(waited)} ended with code 0 while others still had steps to make with them")
+        end_job(
+            turn, 75, why=f"ranks {sorted(waited)} ended with code 0 while others still had steps to make with them"
+        )
 
 
 def _lose_patience(turn: Turn) -> None:
@@ -263,5 +265,6 @@ def _lose_patience(turn: Turn) -> None:
         patience_s = max(patience_s, 2 * turn.state.setup_s)
     if turn.now - change.moved <= patience_s:
         return
-    late = [m.rank for m in members if not m.joiner and m.status not in (Status.SETTLED, Status.READY)]
-    end_job(turn, 75, f"ranks {late or 'that join'} did not answer within {patience_s:.0f} s of a change")
+    silent = [m.rank for m in members if not m.joiner and m.answered != change.generation]
+    late = silent or [m.rank for m in members if not m.joiner and m.status not in (Status.SETTLED, Status.READY)]
+    end_job(turn, 75, why=f"ranks {late or 'that join'} did not answer within {patience_s:.0f} s of a change")

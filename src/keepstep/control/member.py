@@ -131,7 +131,7 @@ class Refuse(msgspec.Struct, frozen=True):
 Act = Say | TellSettled | Resolve | TakeState | ListCheckpoints | LoadCheckpoint | RunOn | LeaveJob | Refuse
 
 
-def obey(state: MemberState, order: Order, place: Place) -> tuple[MemberState, Act]:
+def obey(state: MemberState, order: Order, *, place: Place) -> tuple[MemberState, Act]:
     """The new state and what to do about `order` at `place`.
 
     An order with a lower leader epoch than one seen before is refused, and so is one of an older generation than that
@@ -148,15 +148,15 @@ def obey(state: MemberState, order: Order, place: Place) -> tuple[MemberState, A
     if generation < max(state.generation, state.answering):
         return state, Refuse(f"{type(order).__name__} of generation {generation} is out of date")
     if isinstance(order, Abort):
-        return _parked(state, order, place)
+        return _parked(state, order, place=place)
     if isinstance(order, Settle):
-        return _settle(state, order, place)
+        return _settle(state, order, place=place)
     if place is Place.AGREEMENT:
         return state, Refuse(f"{type(order).__name__} is for members between steps")
     return _between_steps(state, order)
 
 
-def _parked(state: MemberState, order: Abort, place: Place) -> tuple[MemberState, Act]:
+def _parked(state: MemberState, order: Abort, *, place: Place) -> tuple[MemberState, Act]:
     """A member that was still in its set-up when the abort came holds no state: it says version -1."""
     whole = state.whole or place is Place.AGREEMENT
     state = msgspec.structs.replace(state, answering=order.generation, target=None, whole=whole)
@@ -164,7 +164,7 @@ def _parked(state: MemberState, order: Abort, place: Place) -> tuple[MemberState
     return state, Say(Parked(order.generation, version, agreed=False, boundary=place is Place.BOUNDARY))
 
 
-def _settle(state: MemberState, order: Settle, place: Place) -> tuple[MemberState, Act]:
+def _settle(state: MemberState, order: Settle, *, place: Place) -> tuple[MemberState, Act]:
     ahead = order.version - state.version
     if order.generation != state.answering or ahead < 0 or ahead > (place is Place.AGREEMENT):
         return state, Refuse(f"cannot come to version {order.version} from {state.version} at the {place.value}")

@@ -67,7 +67,7 @@ def judge_losses(turn: Turn) -> bool:
         if loss.rank >= 0 and repeats(failure, past):
             how = f"signal {loss.signal}" if loss.signal else f"exit code {loss.code}"
             why = f"rank {loss.rank} ended by {how} at step {loss.version} again: an error of the script"
-            end_job(turn, exit_code_of(loss.code, loss.signal), why)
+            end_job(turn, exit_code_of(loss.code, loss.signal), why=why)
             return False
         past = (*past, failure)
     return True
@@ -85,7 +85,7 @@ def close_change(turn: Turn) -> None:
     for node in turn.state.nodes:
         waiting = [m for m in standbys(turn.state.members) if m.node == node.name]
         for _ in range(node.standbys - len(waiting)):
-            start_standby(turn, node.name, "a new standby in place of the one that joined")
+            start_standby(turn, node.name, reason="a new standby in place of the one that joined")
 
 
 def _remembered(state: JobState) -> dict[str, Member]:
@@ -115,7 +115,7 @@ def _incident(turn: Turn, loss: Loss, *, change: Change, note: str) -> Incident:
         job=turn.state.spec.job,
         attempt=turn.state.attempt,
         generation=change.generation,
-        step=max(change.version, 0),
+        step=change.version if change.version >= 0 else turn.state.version,
         rank=loss.rank if loss.rank >= 0 else None,
         node=loss.node or None,
         member=loss.member or None,
@@ -148,11 +148,11 @@ def note_lost(turn: Turn, losses: tuple[Loss, ...]) -> None:
     turn.mark("decided", again=False)
 
 
-def restart_or_end(turn: Turn, why: str, code: int = _TEMPORARY_FAILURE) -> None:
+def restart_or_end(turn: Turn, why: str, *, code: int = _TEMPORARY_FAILURE) -> None:
     """End all ranks and start a new attempt, if one is left; else end the job with `code`."""
     state = turn.state
     if state.attempt >= state.spec.max_restarts:
-        end_job(turn, code, f"{why}; no restart is left (--max-restarts {state.spec.max_restarts})")
+        end_job(turn, code, why=f"{why}; no restart is left (--max-restarts {state.spec.max_restarts})")
         return
     turn.because(f"{why}: restart {state.attempt + 1} of {state.spec.max_restarts}")
     generation = _newest_generation(state) + 1
@@ -167,7 +167,7 @@ def _newest_generation(state: JobState) -> int:
     return state.generation if state.change is None else max(state.generation, state.change.generation)
 
 
-def end_job(turn: Turn, code: int, why: str) -> None:
+def end_job(turn: Turn, code: int, *, why: str) -> None:
     """End the job with `code`; members are told and then ended by their agents."""
     if turn.state.exit_code is not None:
         return
@@ -177,5 +177,5 @@ def end_job(turn: Turn, code: int, why: str) -> None:
     for member in turn.state.members.values():
         if member.status is not Status.GONE:
             if member.address is not None:
-                turn.tell(member, Stop(turn.state.epoch, code, why), why)
+                turn.tell(member, Stop(turn.state.epoch, code, why), reason=why)
             turn.kill(member, why, grace_s=GRACE_S)

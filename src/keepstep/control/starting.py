@@ -47,10 +47,10 @@ def start_attempt(turn: Turn) -> None:
     for node in turn.state.nodes:
         alive = [m for m in standbys(turn.state.members) if m.node == node.name]
         for _ in range(node.standbys - len(alive)):
-            start_standby(turn, node.name, "start a standby")
+            start_standby(turn, node.name, reason="start a standby")
 
 
-def start_standby(turn: Turn, node: str, reason: str) -> None:
+def start_standby(turn: Turn, node: str, *, reason: str) -> None:
     """Start a process without a role on `node` (empty: the first node)."""
     _start(turn, node or turn.state.nodes[0].name, rank=-1, local_rank=-1, reason=reason)
 
@@ -67,5 +67,5 @@ def _start(turn: Turn, node: str, *, rank: int, local_rank: int, reason: str) ->
         attempt=turn.state.attempt,
         environment=rank_environment(turn, rank),
     )
-    turn.tell_agent(node, order, reason)
+    turn.tell_agent(node, order, reason=reason)
     turn.because(f"{reason} as {name} on {node}")

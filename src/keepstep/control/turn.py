@@ -78,17 +78,17 @@ class Turn:
                 self.milestones.append(Milestone(number, name, self.now, loss.rank))
         self.change(lost=tuple(lost))
 
-    def tell(self, member: Member, order: Order, reason: str) -> None:
+    def tell(self, member: Member, order: Order, *, reason: str) -> None:
         """Send an order to a member."""
         self.orders.append(Directed(member.node, member.name, order, reason))
 
-    def tell_agent(self, node: str, order: Order, reason: str) -> None:
+    def tell_agent(self, node: str, order: Order, *, reason: str) -> None:
         """Send an order to an agent."""
         self.orders.append(Directed(node, "", order, reason))
 
     def kill(self, member: Member, why: str, *, grace_s: float) -> None:
         """Have the agent end a process."""
-        self.tell_agent(member.node, KillMember(self.state.epoch, member.name, grace_s), why)
+        self.tell_agent(member.node, KillMember(self.state.epoch, member.name, grace_s), reason=why)
 
     def addresses(self) -> dict[int, Address]:
         """The roster: where the data plane of every rank is reached."""

@@ -95,7 +95,7 @@ class JobShell:
                 )
             )
         before = self.state.phase
-        decision = decide(self.state, event, now)
+        decision = decide(self.state, event, now=now)
         self.state = decision.state
         self._record(decision, now)
         for directed in decision.orders:

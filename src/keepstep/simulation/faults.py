@@ -41,11 +41,16 @@ def draw_blows(rng: random.Random, *, points: int, most: int) -> tuple[Blow, ...
 
 
 class Injector:
-    """Counts points and strikes. `struck` tells what was done: (kind, name of the process, its rank)."""
+    """Counts points and strikes. `struck` tells what was done: (kind, name of the process, its rank).
+
+    `late` says that some member had made all steps when a fault struck (news of a broken link take a while: or all
+    but one), `early` that one was still in its set-up.
+    """
 
     def __init__(self, engine: Engine, blows: tuple[Blow, ...], *, trainees: dict[str, Trainee]) -> None:
         self.struck: list[tuple[str, str, int]] = []
         self.late = False
+        self.early = False
         self.on_freeze: Callable[[Life], None] = lambda life: None
         self._engine = engine
         self._trainees = trainees
@@ -75,8 +80,10 @@ class Injector:
     def _strike(self, blow: Blow, victim: Trainee, *, plane: SimulatedPlane, disk: SimulatedDisk, number: int) -> None:
         life = victim.life
         self.struck.append((blow.kind, life.name, victim.rank))
-        steps = victim.world.script.steps
-        self.late = self.late or any(t.machine.version >= steps for t in self._trainees.values())
+        last = victim.world.script.steps - (blow.kind == "cut")
+        machines = [t.machine for t in self._trainees.values() if t.life.alive and t.rank >= 0]
+        self.late = self.late or any(m.version >= last for m in machines)
+        self.early = self.early or not all(m.whole for m in machines)
         if blow.kind == "freeze":
             life.freeze()
             self.on_freeze(life)

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from keepstep.control.job_state import Directed
-from keepstep.records.messages import Fact, KillMember, MemberExited, MemberStarted, MemberStopped, StartMember
+from keepstep.records.messages import (
+    Fact,
+    KillMember,
+    MemberExited,
+    MemberStarted,
+    MemberStopped,
+    StartFailed,
+    StartMember,
+)
 from keepstep.simulation.engine import Channel, Engine
 from keepstep.simulation.simulated_process import Life
 
@@ -17,7 +25,10 @@ _SIGTERM, _SIGKILL = 15, 9
 
 
 class SimulatedAgent:
-    """`spawn(life, order)` runs a program in a new process; `upward(member, fact)` reaches the controller."""
+    """`spawn(life, order)` runs a program in a new process; `upward(member, fact)` reaches the controller.
+
+    The process named `broken` cannot be started.
+    """
 
     def __init__(
         self,
@@ -26,8 +37,10 @@ class SimulatedAgent:
         *,
         spawn: Callable[[Life, StartMember], None],
         upward: Callable[[str, Fact], None],
+        broken: str,
     ) -> None:
         self.node = node
+        self._broken = broken
         self.lives: dict[str, Life] = {}
         self._engine = engine
         self._spawn = spawn
@@ -46,7 +59,10 @@ class SimulatedAgent:
             self._lines[life.name].send(lambda: life.take_order(order))
 
     def _start(self, order: StartMember) -> None:
-        life = Life(self._engine, order.member, self.node)
+        if order.member == self._broken:
+            self._upward("", StartFailed(order.member, order.rank, "no such file"))
+            return
+        life = Life(self._engine, order.member, node=self.node)
         self.lives[life.name] = life
         self._lines[life.name] = Channel(self._engine, _WIRE_S)
         life.on_said = lambda life, fact: self._upward(life.name, fact)

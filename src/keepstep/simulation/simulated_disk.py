@@ -43,6 +43,7 @@ class SimulatedDisk:
         good = tuple(version for version in sorted(parts) if parts[version].whole)
         return good, tuple(f"the torn checkpoint of step {version}" for version in sorted(parts) if version not in good)
 
-    def read(self, rank: int, version: int) -> Part:
-        """The part of `rank`. Raises KeyError if it is not there."""
-        return self._parts[rank][version]
+    def read(self, rank: int, version: int) -> Part | None:
+        """The part of `rank`; None if it is not there or not whole any more."""
+        part = self._parts.get(rank, {}).get(version)
+        return part if part is not None and part.whole else None

@@ -37,7 +37,7 @@ Program = Generator[Pause, None, None]
 class Life:
     """One process. The world sets `at_point`, `on_exit` and `on_said`; a program sets `on_poison`."""
 
-    def __init__(self, engine: Engine, name: str, node: str) -> None:
+    def __init__(self, engine: Engine, name: str, *, node: str) -> None:
         self.name = name
         self.node = node
         self.alive = True

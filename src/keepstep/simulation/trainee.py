@@ -217,13 +217,13 @@ class Trainee:
             yield from self._do(act)
         while self.fabric.poisoned or self.machine.answering >= 0 or self.life.orders:
             order = yield from self._next_order("boundary")
-            self.machine, act = obey(self.machine, order, Place.BOUNDARY)
+            self.machine, act = obey(self.machine, order, place=Place.BOUNDARY)
             yield from self._do(act)
 
     def _park(self) -> Generator[Pause, None, bool]:
         while True:
             order = yield from self._next_order("parked")
-            self.machine, act = obey(self.machine, order, Place.AGREEMENT)
+            self.machine, act = obey(self.machine, order, place=Place.AGREEMENT)
             if isinstance(act, Resolve):
                 return act.forward
             yield from self._do(act)
@@ -274,6 +274,8 @@ class Trainee:
         yield from self.life.sleep(self._about(0.02), "loading")
         if act.version >= 0:
             part = self.world.disk.read(self.rank, act.version)
+            if part is None:
+                raise Exit(1)
             self.state, self.private = part.state, part.private
         self._settle(TellSettled(act.generation, max(act.version, 0)))
 

@@ -17,7 +17,9 @@ _EXCUSES = (
     (r"an error of the script", "script"),
     (r"again: an error of the script", "again"),
     (r"processes that should take rank", "standbys"),
-    (r"had made their last step|after its last step", "late"),
+    (r"had made their last step|ended with code 0 while others", "late"),
+    (r"could not be started", "start"),
+    (r"interrupted", "stop"),
 )
 
 
@@ -65,6 +67,7 @@ def judge(world: World, *, ended: bool) -> None:
     members = [incident.member for incident in world.incidents if incident.member is not None]
     if len(members) != len(set(members)):
         raise Violation(f"more than one incident for a member: {members}")
+    _check_swapped(world)
     if state.exit_code == 0:
         _check_success(world)
     else:
@@ -93,6 +96,19 @@ def _check_success(world: World) -> None:
         raise Violation("the script raised an exception and the job ended well")
 
 
+def _check_swapped(world: World) -> None:
+    """One loss in mid-run with a live replica is repaired by a swap: no restart, no end."""
+    injector, plan = world.injector, world.plan
+    script_fails = plan.script.raises is not None or plan.script.crashes is not None
+    if len(injector.struck) != 1 or injector.early or injector.late or script_fails or plan.stop_s:
+        return
+    kind, name, rank = injector.struck[0]
+    replicas = sum(1 for other in range(plan.layout.world) if plan.layout.replica(other) == plan.layout.replica(rank))
+    repairable = kind in ("kill", "segfault", "freeze") and rank >= 0 and replicas > 1 and plan.start_fails < 0
+    if repairable and (world.state.attempt or world.state.exit_code):
+        raise Violation(f"{kind} of {name} (rank {rank}) was not repaired by a swap: {world.state.exit_why}")
+
+
 def _check_failure(world: World) -> None:
     """A job may end badly only for a cause that no swap can repair."""
     state, injector = world.state, world.injector
@@ -106,6 +122,8 @@ def _check_failure(world: World) -> None:
         "again": repeated >= 2,
         "standbys": len(injector.struck) >= 3,
         "late": injector.late,
+        "start": world.plan.start_fails >= 0,
+        "stop": world.plan.stop_s > 0,
     }
     if not any(allowed[excuse] for excuse in excuses):
         raise Violation(f"the job ended with code {state.exit_code} without a cause: {state.exit_why}")

@@ -29,7 +29,11 @@ _PATIENCE_S = 20.0
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What one run is about; all of it follows from the seed."""
+    """What one run is about; all of it follows from the seed.
+
+    `nodes` are (name, ranks, standbys); `start_fails` is the number of the process that cannot be started (-1: all
+    can), `stop_s` when a person ends the job (0: never).
+    """
 
     seed: int
     layout: Layout
@@ -37,6 +41,8 @@ class Plan(msgspec.Struct, frozen=True):
     script: Script
     max_restarts: int
     blows: tuple[Blow, ...]
+    start_fails: int = -1
+    stop_s: float = 0.0
 
 
 def draw_plan(seed: int) -> Plan:
@@ -54,7 +60,10 @@ def draw_plan(seed: int) -> Plan:
     standbys = rng.choice((0, 1, 1, 2, 3))
     nodes = (("n0", first, standbys),) if first == world else (("n0", first, standbys), ("n1", world - first, 1))
     points = world * (steps + 2) * 9
-    return Plan(seed, Layout(world, shards), nodes, script, 3, draw_blows(rng, points=points, most=5))
+    blows = draw_blows(rng, points=points, most=5)
+    start_fails = rng.randrange(world + 3) if rng.random() < 0.05 else -1
+    stop_s = rng.uniform(0.0, 2.0) if rng.random() < 0.05 else 0.0
+    return Plan(seed, Layout(world, shards), nodes, script, 3, blows, start_fails, stop_s)
 
 
 class World:
@@ -88,17 +97,15 @@ class World:
             hello = Event(name, "", AgentHello(name, slots, standbys, VERSION))
             self.engine.at(self.engine.delay(0.1), partial(self.feed, hello))
         self._tick()
+        if self.plan.stop_s:
+            self.engine.at(self.plan.stop_s, partial(self.feed, Event("", "", StopRequest(130, "interrupted"))))
         return self.engine.run(until_s=until_s, done=lambda: self.state.phase == "done")
-
-    def stop(self, code: int) -> None:
-        """A person ends the job."""
-        self.feed(Event("", "", StopRequest(code, "interrupted")))
 
     # ------------------------------------------------------------ controller
 
     def feed(self, event: Event) -> None:
         """What `service.controller.JobShell` does with an event."""
-        decision = decide(self.state, event, self.engine.now)
+        decision = decide(self.state, event, now=self.engine.now)
         self.state = decision.state
         self.incidents += decision.incidents
         self.findings += decision.findings
@@ -127,7 +134,8 @@ class World:
         def say(member: str, fact: Fact) -> None:
             upward.send(lambda: self.feed(Event(node, member, fact)))
 
-        return SimulatedAgent(self.engine, node, spawn=self._spawn, upward=say)
+        broken = f"m{self.plan.start_fails}"
+        return SimulatedAgent(self.engine, node, spawn=self._spawn, upward=say, broken=broken)
 
     def _spawn(self, life: Life, order: StartMember) -> None:
         trainee = Trainee(self._around, life, rank=order.rank)

@@ -1,0 +1,88 @@
+"""The whole control plane in seeded worlds with faults at any moment.
+
+Every seed checks, with sight of everything at once: G-1 (a step counts for all or for none), G-2 (every member's state
+is that of an uninterrupted run at every boundary), G-8 (a fenced member takes part in nothing), G-10 (generations only
+grow) and G-11 (losses during a swap end in the same state); that no job hangs, that a job that ends badly has a cause,
+and that every loss becomes one incident with its phases in order.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from keepstep.simulation.engine import Channel, Engine
+from keepstep.simulation.truth import Layout, Truth, Violation
+from keepstep.simulation.verdict import judge, simulate, transcript
+from keepstep.simulation.world import World, draw_plan
+
+QUICK, BLOCK, MANY = 800, 100, 20_000
+
+
+@pytest.mark.parametrize("first", range(0, QUICK, BLOCK))
+def test_seeds(first):
+    verdicts = [simulate(seed) for seed in range(first, first + BLOCK)]
+    assert sum(verdict.incidents for verdict in verdicts) > 50, "the faults do not strike"
+    assert sum(verdict.code == 0 for verdict in verdicts) > 70
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("first", range(QUICK, MANY, 800))
+def test_many_seeds(first):
+    assert all(simulate(seed).seconds < 600 for seed in range(first, first + 800))
+
+
+def test_equal_seeds_give_equal_runs():
+    def played(seed):
+        world = World(draw_plan(seed))
+        judge(world, ended=world.run())
+        return transcript(world)
+
+    assert played(15) == played(15)
+    assert played(15) != played(16)
+
+
+def test_an_undisturbed_job_is_left_alone():
+    plan = next(plan for plan in map(draw_plan, range(1000)) if not plan.blows and plan.layout.world > 2)
+    world = World(plan)
+    judge(world, ended=world.run())
+    assert world.incidents == [] and world.state.attempt == 0
+
+
+@pytest.mark.parametrize(
+    ("state", "private", "what"),
+    [("x", None, "wrong state"), (None, "x", "wrong random state")],
+)
+def test_the_checker_sees_a_wrong_state(state, private, what):
+    truth = Truth(Layout(2, 1))
+    with pytest.raises(Violation, match=what):
+        truth.check_state(1, 3, state=state or truth.state(1, 3), private=private or truth.private(1, 3), where="here")
+
+
+def test_the_checker_sees_two_members_of_one_rank_and_fenced_ones():
+    truth = Truth(Layout(2, 1))
+    truth.check_call("m1", 1, generation=2, sequence=0, call=("agree", 5))
+    with pytest.raises(Violation, match="both act as rank 1"):
+        truth.check_call("m4", 1, generation=2, sequence=0, call=("agree", 5))
+    with pytest.raises(Violation, match="where others make"):
+        truth.check_call("m0", 0, generation=2, sequence=0, call=("agree", 6))
+    truth.fenced_at["m1"] = 3
+    with pytest.raises(Violation, match="fenced"):
+        truth.check_call("m1", 1, generation=3, sequence=0, call=("agree", 5))
+    truth.check_install("m0", 3)
+    with pytest.raises(Violation, match="back to generation"):
+        truth.check_install("m0", 3)
+
+
+def test_a_replica_holds_the_same_state_and_a_shard_its_own():
+    truth = Truth(Layout(4, 2))
+    assert truth.state(0, 5) == truth.state(2, 5) != truth.state(1, 5) == truth.state(3, 5)
+
+
+def test_a_channel_keeps_its_order():
+    engine = Engine(7)
+    channel = Channel(engine, 0.1)
+    arrived: list[int] = []
+    for number in range(50):
+        channel.send(lambda number=number: arrived.append(number))
+    assert not engine.run(until_s=1e9, done=lambda: False)
+    assert arrived == list(range(50))
