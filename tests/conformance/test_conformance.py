@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from collections.abc import Callable
@@ -26,19 +27,19 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Results
         if variant not in done:
             scratch = tmp_path_factory.mktemp(variant)
             command = [sys.executable, str(HERE / "job.py"), variant, str(scratch)]
-            try:
-                subprocess.run(command, timeout=150, check=False, capture_output=True)
-            except subprocess.TimeoutExpired:
-                pass
+            with (scratch / "output").open("wb") as output, contextlib.suppress(subprocess.TimeoutExpired):
+                subprocess.run(command, timeout=200, check=False, stdout=output, stderr=output)
             files = [scratch / f"{variant}.{rank}" for rank in range(4)]
             done[variant] = [torch.load(file, weights_only=False) if file.exists() else {} for file in files]
+            for rank in done[variant]:
+                rank["output"] = ("ok", (scratch / "output").read_text(errors="replace")[-3000:])
         return done[variant]
 
     return of
 
 
 def check_finished(found: Results, name: str) -> list[object]:
-    outcomes = [rank.get(name, ("error", "never came to this case")) for rank in found]
+    outcomes = [rank.get(name, ("error", f"never came to this case; output: {rank['output'][1]}")) for rank in found]
     for rank, (state, value) in enumerate(outcomes):
         if state != "ok":
             pytest.fail(f"rank {rank}: {value}")
@@ -52,8 +53,8 @@ def check_equal(one: object, other: object, *, exact: bool) -> None:
         if exact:
             assert torch.equal(one, other)
         else:
-            torch.testing.assert_close(one, other, rtol=2e-2 if one.element_size() < 4 else 1e-4, atol=1e-2
-                                       if one.element_size() < 4 else 1e-5)
+            short = one.element_size() < 4  # sums of four in another order, rounded to 8 bits after every addition
+        torch.testing.assert_close(one, other, rtol=2e-2 if short else 1e-4, atol=0.1 if short else 1e-5)
     elif isinstance(one, list):
         assert isinstance(other, list)
         assert len(one) == len(other)
