@@ -21,8 +21,9 @@ from test_loss import same_end
 
 def facts(job: RunningJob) -> list[dict]:
     """All facts and orders of the journal so far, in order."""
-    lines = (job.directory / "journal.jsonl").read_text().splitlines()
-    records = [json.loads(line) for line in lines]
+    journal = job.directory / "journal.jsonl"
+    lines = journal.read_text().splitlines(keepends=True) if journal.exists() else []
+    records = [json.loads(line) for line in lines if line.endswith("\n")]
     return [r.get("fact") or r.get("order") for r in records if r["record"] in ("FactRecord", "OrderRecord")]
 
 
@@ -83,7 +84,8 @@ def test_joiner_killed_in_the_change(tmp_path: Path, undisturbed: RunningJob) ->
 
 def welcomes(job: RunningJob) -> list[dict]:
     """Orders that made a standby a member, with the member's name."""
-    lines = [json.loads(line) for line in (job.directory / "journal.jsonl").read_text().splitlines()]
+    text = (job.directory / "journal.jsonl").read_text().splitlines(keepends=True)
+    lines = [json.loads(line) for line in text if line.endswith("\n")]
     orders = [r for r in lines if r["record"] == "OrderRecord" and r["order"]["kind"] == "Welcome"]
     return [{"member": r["target"], **r["order"]} for r in orders if r["order"]["joiner"]]
 

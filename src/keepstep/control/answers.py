@@ -16,6 +16,7 @@ from keepstep.records.messages import (
     Hello,
     Parked,
     Ready,
+    ScriptFailed,
     Settled,
     Welcome,
 )
@@ -29,6 +30,7 @@ __all__ = [
     "on_hello",
     "on_parked",
     "on_ready",
+    "on_script_failed",
     "on_settled",
     "speaker",
 ]
@@ -204,3 +206,12 @@ def on_finished(turn: Turn, event: Event) -> None:
     if member is not None:
         turn.let(version=max(turn.state.version, fact.version))
         turn.put(member, status=Status.FINISHED, version=fact.version, weights_sha256=fact.weights_sha256)
+
+
+def on_script_failed(turn: Turn, event: Event) -> None:
+    """The script of a member raised an error of its own: its exit, which follows, is no fault of the machine."""
+    fact = event.fact
+    assert isinstance(fact, ScriptFailed)
+    member = speaker(turn, event)
+    if member is not None:
+        turn.put(member, error=fact.error)

@@ -17,6 +17,7 @@ from keepstep.control.answers import (
     on_hello,
     on_parked,
     on_ready,
+    on_script_failed,
     on_settled,
 )
 from keepstep.control.change import reconcile
@@ -39,6 +40,7 @@ from keepstep.records.messages import (
     Parked,
     PeerLostReport,
     Ready,
+    ScriptFailed,
     Settled,
     StartFailed,
 )
@@ -140,6 +142,7 @@ _HANDLERS: dict[type, Callable[[Turn, Event], None]] = {
     Checkpoints: on_checkpoints,
     FirstStep: on_first_step,
     Finished: on_finished,
+    ScriptFailed: on_script_failed,
     MemberExited: on_exited,
     MemberStopped: on_stopped,
     PeerLostReport: on_peer_lost,

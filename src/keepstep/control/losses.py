@@ -44,8 +44,9 @@ def on_exited(turn: Turn, event: Event) -> None:
         _rank_done(turn, member)
     elif not fact.protected or member.status in (Status.STARTING, Status.CONNECTED) or _initial(turn):
         _exit_at_start(turn, fact, member=member)
-    elif kind is ExitKind.USER_ERROR and not _stopping(turn):
-        why = f"{_obituary(member, fact)}: an error of the script, no member is replaced"
+    elif kind is ExitKind.USER_ERROR and (member.error or not _stopping(turn)):
+        what = f" after {member.error}" if member.error else ""
+        why = f"{_obituary(member, fact)}{what}: an error of the script, no member is replaced"
         end_job(turn, exit_code_of(fact.code, fact.signal), why=why)
     else:
         _lose(turn, fact, member=member, why=_obituary(member, fact))
@@ -238,7 +239,8 @@ def _suspect(turn: Turn) -> None:
     state = turn.state
     if _initial(turn):
         return
-    due = {rank for rank, since in state.suspected.items() if turn.now - since >= _LINK_PATIENCE_S}
+    failing = {m.rank for m in live(state.members) if m.error}
+    due = {r for r, since in state.suspected.items() if turn.now - since >= _LINK_PATIENCE_S and r not in failing}
     left = due & state.done_ranks
     if due - left:
         loss = Loss(-1, "", "", "communication_hang", 0, 0, 0.0, turn.now)

@@ -55,7 +55,8 @@ class Member(msgspec.Struct, frozen=True):
     """One process of the job. `rank` is -1 while it has no role; `joiner` while its state is not the job's.
 
     `version` and `agreed` are its last `Parked` or `Settled` answer, given for `answered` (a generation). `ready` says
-    that a joiner has run its set-up. `started` is the wall-clock time of the order to start it.
+    that a joiner has run its set-up. `started` is the wall-clock time of the order to start it. `error` is what its
+    script raised of its own accord; its process is about to exit.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Member(msgspec.Struct, frozen=True):
     replica: str = ""
     checkpoints: tuple[int, ...] | None = None
     weights_sha256: str = ""
+    error: str = ""
 
 
 def live(members: dict[str, Member]) -> list[Member]:

@@ -41,6 +41,7 @@ __all__ = [
     "PeerLostReport",
     "Ready",
     "Restore",
+    "ScriptFailed",
     "Settle",
     "Settled",
     "StartFailed",
@@ -163,6 +164,13 @@ class Finished(_Said, frozen=True, tag=True):
 
     version: int
     weights_sha256: str = ""
+
+
+class ScriptFailed(_Said, frozen=True, tag=True):
+    """The user's script raised `error` (its type and text) while nothing was amiss; the process is about to exit."""
+
+    version: int
+    error: str
 
 
 # ---------------------------------------------------------------- facts, from an agent
@@ -377,6 +385,7 @@ Fact = (
     | Checkpoints
     | FirstStep
     | Finished
+    | ScriptFailed
     | AgentHello
     | Enlist
     | Drilled

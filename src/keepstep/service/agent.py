@@ -30,6 +30,7 @@ from keepstep.records.messages import (
     Parked,
     PeerLostReport,
     Ready,
+    ScriptFailed,
     Settled,
     StartFailed,
     StartMember,
@@ -54,7 +55,17 @@ __all__ = ["Agent", "AgentPlan"]
 _log = logging.getLogger(__name__)
 _POLL_S = 0.1
 _SAID_BY_MEMBERS = (
-    Hello | PeerLostReport | Parked | Settled | Ready | Fetched | FetchFailed | Checkpoints | FirstStep | Finished
+    Hello
+    | PeerLostReport
+    | Parked
+    | Settled
+    | Ready
+    | Fetched
+    | FetchFailed
+    | Checkpoints
+    | FirstStep
+    | Finished
+    | ScriptFailed
 )
 
 

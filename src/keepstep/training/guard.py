@@ -29,7 +29,7 @@ from keepstep.control.member import (
     obey,
     step_kept,
 )
-from keepstep.records.messages import Checkpoints, FirstStep, Order, Parked, Ready, Settled
+from keepstep.records.messages import Checkpoints, FirstStep, Order, Parked, Ready, ScriptFailed, Settled
 from keepstep.training import private
 from keepstep.training.agent_link import AgentLink
 from keepstep.training.checkpoint import CheckpointWriter
@@ -43,6 +43,8 @@ from keepstep.training.state import TrackedState
 __all__ = ["Guard", "StepAborted"]
 
 _log = logging.getLogger("keepstep")
+
+_ERROR_CHARACTERS = 500
 
 
 class StepAborted(BaseException):
@@ -147,6 +149,12 @@ class Guard:
     def ask_for_checkpoint(self) -> None:
         """Before the first step all members agree on the checkpoint to start from."""
         self.state = msgspec.structs.replace(self.state, joiner=True)
+
+    def tell_error(self, error: Exception) -> None:
+        """The script is about to end with `error`; if no abort is under way it is the script's own."""
+        if not self.rehearsing and not self.poisoned and not self.link.pending():
+            text = f"{type(error).__name__}: {error}"
+            self.link.say(ScriptFailed(self.state.version, text[:_ERROR_CHARACTERS]))
 
     def close(self) -> None:
         """Write what is still to be written."""

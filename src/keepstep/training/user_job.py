@@ -57,6 +57,8 @@ class Job:
     ) -> None:
         for hook in self._hooks:
             hook.remove()
+        if self._guard is not None and isinstance(error, Exception):
+            self._guard.tell_error(error)
         if self._guard is not None:
             self._guard.close()
         self._membership.close(orderly=error is None)
