@@ -83,6 +83,12 @@ class Guard:
         self._rng = capture_rng()
         self._tracked().snapshot(full=self.full)
 
+    def keep_everything(self) -> None:
+        """From here on steps are agreed at their end, and a redo takes weights and optimizer state back, too."""
+        if not self.full:
+            self.full = True
+            self._tracked().snapshot(full=True)
+
     def agree(self) -> None:
         """The agreement. Returns when the update may be applied; raises StepAborted when the step is done again."""
         if self.rehearsing:

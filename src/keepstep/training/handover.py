@@ -6,7 +6,7 @@ import logging
 import socket
 from collections.abc import Sequence
 
-from keepstep.errors import MembershipError, NoValidState, TransportError
+from keepstep.errors import MembershipError, TransportError
 from keepstep.records.messages import Address, Fetch, Fetched, FetchFailed, PeerLostReport
 from keepstep.training import private
 from keepstep.training.agent_link import AgentLink
@@ -14,7 +14,7 @@ from keepstep.training.data import Batches
 from keepstep.training.fabric import Fabric
 from keepstep.training.manifest import Image
 from keepstep.training.state import TrackedState
-from keepstep.training.transfer import StateServer, fetch
+from keepstep.training.transfer import SourcesLost, StateServer, fetch
 
 __all__ = ["Handover"]
 
@@ -49,14 +49,16 @@ class Handover:
         sources = self._dial(order)
         try:
             got = fetch(sources, order.digest, state=tracked)
-        except NoValidState as error:
-            self._link.say(FetchFailed(order.generation, order.sources, str(error)))
+        except SourcesLost as error:
+            self._link.say(FetchFailed(order.generation, error.lost, str(error)))
             return
         finally:
             for sock in sources.values():
                 sock.close()
         for other in got.diverged:
             _log.warning("state_divergence: rank %d differs from the other replicas at %s", other.rank, other.entry)
+        if not order.private:
+            _log.warning("the lost rank's random numbers and data position are unknown: this rank starts with its own")
         private.apply(order.private, streams)
         self._link.say(Fetched(order.generation, order.version, order.digest, got.bytes_moved))
 

@@ -146,7 +146,10 @@ class Job:
     def _before_update(self, *_: Any) -> None:
         """The optimizers' step pre-hook: (optimizer, args, kwargs)."""
         assert self._guard is not None
-        if not self._guard.agreed:
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is not None:
+            self._guard.keep_everything()  # its collectives come after this hook: the agreement waits for the end
+        elif not (self._guard.agreed or self._guard.full):
             self._guard.agree()
 
 
