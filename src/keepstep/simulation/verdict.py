@@ -64,9 +64,7 @@ def judge(world: World, *, ended: bool) -> None:
         raise Violation("a process is left behind")
     for incident in world.incidents:
         _check_incident(incident)
-    members = [incident.member for incident in world.incidents if incident.member is not None]
-    if len(members) != len(set(members)):
-        raise Violation(f"more than one incident for a member: {members}")
+    _check_alarms(world)
     _check_swapped(world)
     if state.exit_code == 0:
         _check_success(world)
@@ -80,6 +78,20 @@ def _check_incident(incident: Incident) -> None:
     for (earlier, first), (later, second) in zip(times, times[1:], strict=False):
         if first > second:
             raise Violation(f"incident {incident.number}: {earlier} at {first} comes after {later} at {second}")
+
+
+def _check_alarms(world: World) -> None:
+    """One incident for a member at most, and none without a fault."""
+    members = [incident.member for incident in world.incidents if incident.member is not None]
+    if len(members) != len(set(members)):
+        raise Violation(f"more than one incident for a member: {members}")
+    kinds = {kind for kind, _, _ in world.injector.struck}
+    script = world.plan.script
+    struck = {name for _, name, _ in world.injector.struck}
+    if len(members) < len(world.incidents) and "cut" not in kinds:
+        raise Violation("a false alarm: links are made anew, and none was cut")
+    if script.crashes is None and script.raises is None and "damage" not in kinds and not set(members) <= struck:
+        raise Violation(f"a false alarm: nothing was done to {set(members) - struck}")
 
 
 def _check_success(world: World) -> None:
