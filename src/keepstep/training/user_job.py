@@ -143,9 +143,10 @@ class Job:
             self._finished = True
             guard.link.say(Finished(guard.state.version, self._tracked.weights_sha256()))
 
-    def _before_update(self, *_: Any) -> None:
+    def _before_update(self, *hook: Any) -> None:
         """The optimizers' step pre-hook: (optimizer, args, kwargs)."""
         assert self._guard is not None
+        _, args, kwargs = hook
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is not None:
             self._guard.keep_everything()  # its collectives come after this hook: the agreement waits for the end
