@@ -214,4 +214,4 @@ def on_script_failed(turn: Turn, event: Event) -> None:
     assert isinstance(fact, ScriptFailed)
     member = speaker(turn, event)
     if member is not None:
-        turn.put(member, error=fact.error)
+        turn.put(member, error=fact.error, failed=turn.now)

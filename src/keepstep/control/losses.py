@@ -218,6 +218,7 @@ def on_tick(turn: Turn, event: Event) -> None:
     if state.phase in ("ending", "restarting"):
         _end_when_stuck(turn)
     elif state.phase in ("running", "changing"):
+        _end_failing(turn)
         _suspect(turn)
         _lose_patience(turn)
 
@@ -234,10 +235,17 @@ def _end_when_stuck(turn: Turn) -> None:
         end_job(turn, 75, why=f"no agent confirms the end of {left}: no restart is possible")
 
 
+def _end_failing(turn: Turn) -> None:
+    """A script that raised an exception and then does not end holds all others up: end the job for it."""
+    for member in live(turn.state.members):
+        if member.error and turn.now - member.failed > turn.state.spec.patience_s:
+            end_job(turn, 1, why=f"rank {member.rank} raised {member.error} and its process does not end")
+
+
 def _suspect(turn: Turn) -> None:
     """Act on links that broke without a death. A rank that has left in peace gets the others' patience first."""
     state = turn.state
-    if _initial(turn):
+    if _initial(turn) or state.exit_code is not None:
         return
     failing = {m.rank for m in live(state.members) if m.error}
     due = {r for r, since in state.suspected.items() if turn.now - since >= _LINK_PATIENCE_S and r not in failing}

@@ -56,7 +56,7 @@ class Member(msgspec.Struct, frozen=True):
 
     `version` and `agreed` are its last `Parked` or `Settled` answer, given for `answered` (a generation). `ready` says
     that a joiner has run its set-up. `started` is the wall-clock time of the order to start it. `error` is what its
-    script raised of its own accord; its process is about to exit.
+    script raised of its own accord at wall-clock time `failed`; its process is about to exit.
     """
 
     name: str
@@ -76,6 +76,7 @@ class Member(msgspec.Struct, frozen=True):
     checkpoints: tuple[int, ...] | None = None
     weights_sha256: str = ""
     error: str = ""
+    failed: float = 0.0
 
 
 def live(members: dict[str, Member]) -> list[Member]:

@@ -37,6 +37,7 @@ from keepstep.records.messages import (
     Order,
     PeerLostReport,
     Ready,
+    ScriptFailed,
     Settled,
     Stop,
     Welcome,
@@ -156,6 +157,8 @@ class Trainee:
             self.life.end(-11, 11)
             yield from self.life.sleep(0.0, "crashed")
         if script.raises == (self.rank, number) and not self.fabric.poisoned:
+            self.life.say(ScriptFailed(number, "ValueError: bad luck"))
+            yield from self.life.sleep(self._about(0.01), "failing")
             raise Exit(3)
         if self.fabric.poisoned and self._chance.random() < 0.1:
             yield from self._park()
