@@ -12,7 +12,9 @@ from keepstep.records.events import DrillRecord, Event, FactRecord, OrderRecord
 from keepstep.records.messages import AgentHello, Drill, Drilled, MemberExited, StartMember
 from keepstep.service.controller import JobShell
 from keepstep.service.keeper import Keeper
+from keepstep.service.leadership import Leadership
 from keepstep.store.journal import MemoryJournal
+from keepstep.store.state_store import MemoryStateStore
 
 SPEC = JobSpec(job="j", world=2, nnodes=1, keepstep_version="1", secret=b"s" * 32, max_restarts=1)
 HELLO = AgentHello("n1", 2, 0, "1")
@@ -45,9 +47,15 @@ class FullJournal(MemoryJournal):
         super().append(event, durable=durable)
 
 
+def leading(job: str, clock: StandingClock) -> Leadership:
+    """The right to lead a job in a store of this process."""
+    return Leadership(MemoryStateStore(), job, holder="test", clock=clock)
+
+
 def shell_with(journal: MemoryJournal, send: Callable[[Directed], None]) -> tuple[JobShell, Keeper]:
     keeper = Keeper(journal)
-    return JobShell(SPEC, send, keeper=keeper, clock=StandingClock()), keeper
+    clock = StandingClock()
+    return JobShell(SPEC, send, keeper=keeper, clock=clock, leadership=leading(SPEC.job, clock)), keeper
 
 
 def started() -> tuple[JobShell, MemoryJournal, list[Directed]]:

@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 import pytest
-from test_job_shell import SPEC, StandingClock
+from test_job_shell import SPEC, StandingClock, leading
 
 from keepstep import __version__
 from keepstep.control.job_state import JobSpec
@@ -29,7 +29,9 @@ def run(work: Coroutine[Any, Any, None]) -> None:
 
 def served(registry: Registry, job: str, *, nnodes: int = 1) -> JobShell:
     spec = JobSpec(job, world=nnodes, nnodes=nnodes, keepstep_version=__version__, secret=SPEC.secret, max_restarts=0)
-    shell = JobShell(spec, lambda d: registry.send(job, d), keeper=Keeper(MemoryJournal()), clock=StandingClock())
+    clock = StandingClock()
+    keeper, right = Keeper(MemoryJournal()), leading(job, clock)
+    shell = JobShell(spec, lambda d: registry.send(job, d), keeper=keeper, clock=clock, leadership=right)
     registry.add(shell, Assignment(1, job, "train.py", ("--x",), 1, 0, 0))
     return shell
 

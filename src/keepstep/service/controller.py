@@ -16,6 +16,7 @@ from keepstep.records.events import DrillRecord, Event, FactRecord, OrderRecord
 from keepstep.records.messages import Drill, Drilled, Fact
 from keepstep.service.clock import Clock
 from keepstep.service.keeper import Keeper
+from keepstep.service.leadership import Leadership
 
 __all__ = ["FAULTS", "TICK_S", "JobShell"]
 
@@ -28,10 +29,11 @@ class JobShell:
     """One job. `done` is set when everything has ended; then `state.exit_code` is the job's."""
 
     def __init__(
-        self, spec: JobSpec, send: Callable[[Directed], None], *, keeper: Keeper, clock: Clock, epoch: int = 1
+        self, spec: JobSpec, send: Callable[[Directed], None], *, keeper: Keeper, clock: Clock, leadership: Leadership
     ) -> None:
         """`send` delivers an order to an agent (and through it to a member) without waiting."""
-        self.state = new_job(spec, epoch)
+        self.state = new_job(spec, leadership.epoch)
+        self._leadership = leadership
         self.done = asyncio.Event()
         self._send = send
         self._keeper = keeper
@@ -79,6 +81,7 @@ class JobShell:
     async def tick(self) -> None:
         """Tell the machine that time passes, until the job is done."""
         while not self.done.is_set():
+            self._leadership.renew()
             self.feed(Tick())
             await asyncio.sleep(TICK_S)
 
@@ -97,6 +100,7 @@ class JobShell:
         before = self.state.phase
         decision = decide(self.state, event, now=now)
         self.state = decision.state
+        self._leadership.note(decision.state)
         self._record(decision, now)
         for directed in decision.orders:
             self._send(directed)

@@ -24,12 +24,14 @@ from keepstep.service.clock import Clock
 from keepstep.service.control_socket import serve_control
 from keepstep.service.controller import JobShell
 from keepstep.service.keeper import Keeper
+from keepstep.service.leadership import Leadership
 from keepstep.service.output import Console
 from keepstep.service.progress import Standing
 from keepstep.service.run_directory import REPORT_FILE, RunDirectory, RunFacts
 from keepstep.service.settings import Settings
 from keepstep.service.stop_signals import STOPPED_BY
 from keepstep.store.journal import Journal
+from keepstep.store.state_file import FileStateStore
 
 __all__ = ["JobHost", "JobPlan", "job_name", "run_facts", "torch_version"]
 
@@ -97,7 +99,9 @@ class JobHost:
             max_restarts=plan.settings.max_restarts,
             patience_s=plan.settings.patience_s,
         )
-        self.shell = JobShell(spec, send, keeper=self._keeper, clock=clock)
+        holder = f"{platform.node()}:{os.getpid()}"
+        self._leadership = Leadership(FileStateStore(directory.path / "state"), plan.job, holder=holder, clock=clock)
+        self.shell = JobShell(spec, send, keeper=self._keeper, clock=clock, leadership=self._leadership)
 
     async def open(self) -> None:
         """Take signals, listen for drills and make the run known. Raises EnvironmentProblem."""
@@ -179,6 +183,7 @@ class JobHost:
         return None
 
     def _close_journal(self) -> KeepstepError | None:
+        self._leadership.close()
         with contextlib.suppress(KeepstepError):
             self._journal.close()
         return self._keeper.problem
