@@ -1,4 +1,4 @@
-"""Runs all cases in 4 processes on one backend: `python job.py VARIANT SCRATCH`; each rank saves what it got.
+"""Runs all cases in 4 processes on one backend: `python job.py VARIANT SCRATCH`; each rank writes `RANK.CASE`.
 
 VARIANT is gloo, shared, tcp or mixed: the latter three are keepstep with all ranks on one node, each on its own, and
 two nodes of two.
@@ -34,16 +34,14 @@ def run(rank: int, variant: str, scratch: Path) -> None:
         process_group.register()
         options = process_group.Options(node=NODES[variant][rank])
         dist.init_process_group("keepstep", store=store, rank=rank, world_size=SIZE, pg_options=options)
-    results: dict[str, object] = {}
     for name, case in {**COMPARED, **(OURS if variant != "gloo" else {}), **RUNS}.items():
         arguments = (rank, SIZE, scratch / name) if name in RUNS else (rank, SIZE)
         try:
-            results[name] = ("ok", case(*arguments))
-        except BaseException as error:  # the report of the test, not the end of the job
-            results[name] = ("error", f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
-            torch.save(results, scratch / f"{variant}.{rank}")
+            torch.save(("ok", case(*arguments)), scratch / f"{rank}.{name}")
+        except BaseException as error:  # for the report of the test
+            said = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
+            torch.save(("error", said), scratch / f"{rank}.{name}")
             raise
-        torch.save(results, scratch / f"{variant}.{rank}")
     dist.destroy_process_group()
 
 
