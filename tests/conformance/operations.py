@@ -336,4 +336,7 @@ COMPARED = {
         functional,
     )
 }
-OURS = {case.__name__: case for case in (all_reduce_average, all_reduce_strided, reduce_scatter_average, only_here_lists)}
+OURS = {
+    case.__name__: case
+    for case in (all_reduce_average, all_reduce_strided, reduce_scatter_average, only_here_lists)
+}
