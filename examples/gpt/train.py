@@ -30,14 +30,14 @@ def options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def batches_for(rank: int, options: argparse.Namespace) -> DataLoader:
-    text = Text(standard_library(), block=Shape().block)
+def batches_for(rank: int, text: Text, options: argparse.Namespace) -> DataLoader:
     sampler = DistributedSampler(text, dist.get_world_size(), rank, seed=options.seed)
     return DataLoader(text, batch_size=options.batch_size, sampler=sampler, drop_last=True)
 
 
 def main() -> None:
     args = options()
+    text = Text(standard_library(), block=Shape().block)  # before join(): a standby has done it when it is needed
     with keepstep.join() as job:
         rank = dist.get_rank()
         log = StepLog(args.step_log, rank=rank)
@@ -46,7 +46,7 @@ def main() -> None:
         optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, fused=True)
         torch.manual_seed(args.seed + rank)  # every rank drops out other activations
         job.track(model=model, optimizer=optimizer)
-        batches = job.data(batches_for(rank, args))
+        batches = job.data(batches_for(rank, text, args))
 
         for step in job.steps(total=args.steps):
             with step:
