@@ -30,6 +30,12 @@ def test_a_failure_repeats_after_one_or_two(signal, rank, version, before):
     assert repeats(failure, (failure,) * before) == (before >= (1 if signal in SELF_INFLICTED else 2))
 
 
+def test_a_joiner_may_fail_by_chance_whatever_the_signal():
+    failure = PastFailure(1, 11, -11, 4, joining=True)
+    assert not repeats(failure, (failure, PastFailure(1, 11, -11, 4)))
+    assert repeats(failure, (failure, failure))
+
+
 def test_only_the_same_failure_counts():
     failure = PastFailure(1, 11, -11, 4)
     others = (PastFailure(0, 11, -11, 4), PastFailure(1, 9, -9, 4), PastFailure(1, 11, -11, 5), PastFailure(1, 0, 1, 4))

@@ -21,12 +21,16 @@ class ExitKind(Enum):
 
 
 class PastFailure(msgspec.Struct, frozen=True):
-    """`rank` ended by `signal` (0: by itself, with `code`) when the job stood at `version` (steps kept)."""
+    """`rank` ended by `signal` (0: by itself, with `code`) when the job stood at `version` (steps kept).
+
+    `joining` says that the process was taking the rank's place and had not made a step in it yet.
+    """
 
     rank: int
     signal: int
     code: int
     version: int
+    joining: bool = False
 
 
 def exit_code_of(code: int, signal: int) -> int:
@@ -47,8 +51,8 @@ def classify_exit(code: int, signal: int) -> ExitKind:
 def repeats(failure: PastFailure, past: tuple[PastFailure, ...]) -> bool:
     """True if this failure is the program's own: the same rank ended the same way at the same step before.
 
-    Once before is enough for signals that a program inflicts on itself; otherwise (SIGKILL, a freeze, a joiner's exit
-    code) a rank and its replacement may be hit by chance, and only the third time it is the program.
+    Once before is enough for signals that a program inflicts on itself in a step; otherwise (SIGKILL, a freeze, a
+    joiner) a rank and its replacement may be hit by chance, and only the third time it is the program.
     """
     again = sum(1 for earlier in past if earlier == failure)
-    return again >= (1 if failure.signal in SELF_INFLICTED else 2)
+    return again >= (1 if failure.signal in SELF_INFLICTED and not failure.joining else 2)

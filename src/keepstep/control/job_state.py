@@ -75,6 +75,7 @@ class Milestone(msgspec.Struct, frozen=True):
 class Loss(msgspec.Struct, frozen=True):
     """A member that left its rank without leave; rank -1: nobody did, links broke. Times are wall clock.
 
+    `joining` says that it had not made a step in its rank yet.
     `version` is the number of updates everybody then came to (-1: not known yet), `marks` when its repair reached
     which phase, `note` what a reader of the incident must know.
     """
@@ -87,6 +88,7 @@ class Loss(msgspec.Struct, frozen=True):
     code: int
     onset: float
     detected: float
+    joining: bool = False
     version: int = -1
     marks: dict[str, float] = {}
     note: str = ""

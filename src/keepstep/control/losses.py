@@ -90,7 +90,17 @@ def _rank_done(turn: Turn, member: Member) -> None:
 
 
 def _loss(turn: Turn, fact: MemberExited, *, member: Member) -> Loss:
-    return Loss(member.rank, member.name, member.node, "crash", fact.signal, fact.code, fact.onset, turn.now)
+    return Loss(
+        rank=member.rank,
+        member=member.name,
+        node=member.node,
+        kind="crash",
+        signal=fact.signal,
+        code=fact.code,
+        onset=fact.onset,
+        detected=turn.now,
+        joining=member.joiner,
+    )
 
 
 def _lose(turn: Turn, fact: MemberExited, *, member: Member, why: str) -> None:
@@ -140,7 +150,15 @@ def on_stopped(turn: Turn, event: Event) -> None:
         return
     why = f"rank {member.rank} ({member.name} on {member.node}) is frozen"
     loss = Loss(
-        member.rank, member.name, member.node, "noncommunication_hang", _SIGSTOP, 0, fact.onset or fact.since, turn.now
+        rank=member.rank,
+        member=member.name,
+        node=member.node,
+        kind="noncommunication_hang",
+        signal=_SIGSTOP,
+        code=0,
+        onset=fact.onset or fact.since,
+        detected=turn.now,
+        joining=member.joiner,
     )
     if member.status in (Status.STARTING, Status.CONNECTED) or _initial(turn):
         note_lost(turn, (loss,))

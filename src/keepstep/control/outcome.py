@@ -45,7 +45,7 @@ def divergence_finding(turn: Turn, member: Member) -> Finding:
 
 def failure_of(loss: Loss) -> PastFailure:
     """What is remembered of a loss."""
-    return PastFailure(loss.rank, loss.signal, loss.code, loss.version)
+    return PastFailure(loss.rank, loss.signal, loss.code, loss.version, loss.joining)
 
 
 def loss_code(change: Change) -> int:

@@ -131,7 +131,7 @@ def _check_failure(world: World) -> None:
     allowed = {
         "restarts": state.attempt >= world.plan.max_restarts,
         "script": script.raises is not None or script.crashes is not None,
-        "again": repeated >= 2,
+        "again": repeated >= 2 or len(injector.struck) >= 3,
         "standbys": len(injector.struck) >= 3,
         "late": injector.late,
         "start": world.plan.start_fails >= 0,
