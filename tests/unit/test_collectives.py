@@ -161,7 +161,7 @@ def test_a_wait_may_have_a_limit_of_its_own(worlds: Callable[..., World]) -> Non
 
 
 def test_sizes_that_differ_are_an_error_that_tells_what_to_do(worlds: Callable[..., World]) -> None:
-    world = worlds(2)
+    world = worlds(2, protected=False)
 
     def differ(group: KeepstepGroup) -> str:
         with pytest.raises(DistBackendError) as caught:

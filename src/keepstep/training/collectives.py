@@ -138,7 +138,8 @@ class KeepstepGroup(ProcessGroup):  # type: ignore[misc]
         failure = channel.plane.failure(ticket)
         if failure.peer >= 0 and failure.errno not in _DISAGREEMENTS:
             lost = fabric.await_loss(_NEWS_S)
-            return _lost_error(where, lost or {channel.plane.global_ranks[failure.peer]})
+            if lost or failure.errno != errno.ECONNABORTED:  # that one: a peer gave up and said why
+                return _lost_error(where, lost or {channel.plane.global_ranks[failure.peer]})
         peer = f"rank {channel.plane.global_ranks[failure.peer]}" if failure.peer >= 0 else "no single rank"
         return DistBackendError(
             f"{where}: {failure.what} (peer: {peer}) -> check that all ranks make the same calls with the same sizes,"
