@@ -80,6 +80,11 @@ class KeepstepGroup(ProcessGroup):  # type: ignore[misc]
         self._completer = Completer(name)
         self._drifting: list[PlaneWork] = []
 
+    @property
+    def fabric(self) -> Fabric:
+        """The fabric this group's collectives run over."""
+        return self._fabric
+
     # ------------------------------------------------------------------ submitting
 
     def _channel(self, lane: Lane) -> Channel:
