@@ -19,11 +19,14 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The clocks of this machine."""
+    """The clocks of this machine. The wall clock is read once: later corrections of it move no deadline."""
+
+    def __init__(self) -> None:
+        self._offset = time.time() - time.monotonic()
 
     def wall(self) -> float:
-        """Seconds since the epoch."""
-        return time.time()
+        """Seconds since the epoch, as the wall clock stood when this object was made, plus the time since."""
+        return self._offset + time.monotonic()
 
     def monotonic(self) -> float:
         """Seconds of CLOCK_MONOTONIC, the clock the recorder ring uses too."""

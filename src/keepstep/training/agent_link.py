@@ -71,9 +71,9 @@ class AgentLink:
             self._epoch = order.epoch
             if isinstance(order, Fence):
                 _leave(EXIT_FENCED, order.why)
+            self._orders.put(order)  # before the poison: whoever clears it must find the order
             if isinstance(order, (Abort, Stop)) and self.on_abort is not None:
                 self.on_abort(order)
-            self._orders.put(order)
 
 
 def _leave(code: int, why: str) -> None:

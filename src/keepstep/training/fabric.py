@@ -212,15 +212,17 @@ class Fabric:
         with self._lock:
             self._served[kind] = handler
 
-    def dial(self, address: Address, kind: str) -> socket.socket:
+    def dial(self, address: Address, kind: str, *, timeout_s: float = _DIAL_TIMEOUT_S) -> socket.socket:
         """An authenticated connection to the member at `address`. Raises PeerLost or Fenced."""
-        return self._dial(address, kind, generation=self.generation)
+        return self._dial(address, kind, generation=self.generation, timeout_s=timeout_s)
 
-    def _dial(self, address: Address, kind: str, *, generation: int) -> socket.socket:
-        sock = connect_address(self.address, address, timeout_s=_DIAL_TIMEOUT_S)
+    def _dial(
+        self, address: Address, kind: str, *, generation: int, timeout_s: float = _DIAL_TIMEOUT_S
+    ) -> socket.socket:
+        sock = connect_address(self.address, address, timeout_s=timeout_s)
         greeting = Greeting(kind, self.address.member, self.rank, address.member, generation)
         try:
-            verdict = greet(sock, greeting, secret=self._secret, timeout_s=_DIAL_TIMEOUT_S)
+            verdict = greet(sock, greeting, secret=self._secret, timeout_s=timeout_s)
             if verdict != Verdict.WELCOME:
                 raise PeerLost(f"{address.member} did not take the connection", where=address.node)
         except (TransportError, MembershipError, OSError) as error:
@@ -306,6 +308,9 @@ class Fabric:
         ranks = {plane.global_ranks[peer] for plane, peer in failed}
         if self.protected:
             self._all_gone(ranks, generation)
+            if self.on_loss is not None and generation == self.generation:
+                for rank in ranks & self.left:  # it left in good order while others still needed it
+                    self.on_loss(rank)
             return
         timer = threading.Timer(_FAREWELL_GRACE_S, self._all_gone, args=(ranks, generation))
         timer.daemon = True

@@ -235,6 +235,7 @@ class Guard:
         self._handover.hide()
         if act.version >= 0 and self.writer is not None:
             private.apply(self.writer.load(act.version, self._tracked()), self.streams)
+        self._publish(max(act.version, 0), counting=False)
         self._tell_settled(TellSettled(act.generation, max(act.version, 0)))
 
     def _run_on(self, act: RunOn) -> None:

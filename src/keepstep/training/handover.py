@@ -18,6 +18,7 @@ from keepstep.training.transfer import SourcesLost, StateServer, fetch
 
 __all__ = ["Handover"]
 
+_DIAL_TIMEOUT_S = 5.0  # a frozen source must not hold the joiner up
 _log = logging.getLogger("keepstep")
 
 
@@ -67,7 +68,7 @@ class Handover:
         for rank in order.sources:
             address: Address = order.roster[rank]
             try:
-                sources[rank] = self._fabric.dial(address, "state")
+                sources[rank] = self._fabric.dial(address, "state", timeout_s=_DIAL_TIMEOUT_S)
             except (TransportError, MembershipError, OSError) as error:
                 _log.warning("state source rank %d does not answer: %s", rank, error)
         return sources
