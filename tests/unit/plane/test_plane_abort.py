@@ -25,9 +25,8 @@ def check(group: Group) -> None:
         assert all((a == size * (size + 1) / 2).all() for a in arrays)
     parts = [np.full(5_000, r, np.int32) for r in range(size)]
     rows = [[np.zeros(5_000, np.int32) for _ in range(size)] for _ in range(size)]
-    assert group.run([Call(Op.ALL_GATHER, inputs=[span(parts[r])], outputs=spans(rows[r])) for r in range(size)]) == [
-        Status.DONE
-    ] * size
+    calls = [Call(Op.ALL_GATHER, inputs=[span(parts[r])], outputs=spans(rows[r])) for r in range(size)]
+    assert group.run(calls) == [Status.DONE] * size
     assert all((rows[r][s] == s).all() for r in range(size) for s in range(size))
 
 
@@ -125,7 +124,8 @@ def test_point_to_point_is_aborted_in_mid_message(kind: str) -> None:
             data = np.ones(count, np.uint8)
             buffers.append(data)
             if rng.random() < 0.5:
-                tickets.append((a, group.planes[a].submit(Call(Op.SEND, peer=b, tag=rng.randrange(3), inputs=[span(data)]))))
+                call = Call(Op.SEND, peer=b, tag=rng.randrange(3), inputs=[span(data)])
+                tickets.append((a, group.planes[a].submit(call)))
             else:
                 peer = rng.choice([-1, b])
                 call = Call(Op.RECV, peer=peer, tag=rng.randrange(3), outputs=[span(data)])

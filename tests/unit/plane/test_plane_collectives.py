@@ -144,7 +144,9 @@ def program(group: Group) -> str:
             for r in range(size)
         ]
         add(scatter, [*kept, *(a for row in pieces for a in row)])
-        table = [[values(Element.UINT8, (r * 31 + s * 17 + nbytes) % 9000, r) for s in range(size)] for r in range(size)]
+        table = [
+            [values(Element.UINT8, (r * 31 + s * 17 + nbytes) % 9000, r) for s in range(size)] for r in range(size)
+        ]
         received = [[np.zeros_like(table[s][r]) for s in range(size)] for r in range(size)]
         calls = [Call(Op.ALL_TO_ALL, inputs=spans(table[r]), outputs=spans(received[r])) for r in range(size)]
         add(calls, [a for row in received for a in row])

@@ -19,6 +19,15 @@ static bool held(const struct peer *peer) {
     return rx->have && !rx->drop && !rx->item;
 }
 
+/* How many bytes are worth waking up for: the rest of the message, which comes without our doing, or a good piece of it. */
+static uint32_t worth(const struct plane *plane, const struct peer *peer) {
+    const struct receive *rx = &peer->link->rx;
+    const struct item *item = plane->lane == KS_COLLECTIVE ? peer->rx_first : rx->item ? rx->item : rx->partial;
+    if (!item || plane->asked || rx->drop) return 1;
+    uint64_t left = item->length - item->done;
+    return left > WAKE_BYTES ? WAKE_BYTES : left ? (uint32_t)left : 1;
+}
+
 /* Fills one poll entry; true when there is already something to do. */
 static bool arm(const struct plane *plane, struct peer *peer, struct pollfd *entry) {
     struct link *link = peer->link;
@@ -30,14 +39,17 @@ static bool arm(const struct plane *plane, struct peer *peer, struct pollfd *ent
     if (!wanted && !peer->tx_first && !look) return false;
     if (link->kind == KS_SHM) {
         if (!link->hup) *entry = (struct pollfd){.fd = link->fd, .events = POLLIN};
-        bool ready = shm_arm(link, data || look, credit);
+        bool ready = shm_arm(link, data ? worth(plane, peer) : look, credit);
         if (ready && look) peer->peek = true;
         return ready;
     }
     if (link->gone && peer->tx_first) peer->peek = true;
     if (link->hup || link->gone) return peer->peek;
     *entry = (struct pollfd){.fd = link->fd, .events = POLLRDHUP};
-    if (data || look) entry->events |= POLLIN;
+    if (data || look) {
+        entry->events |= POLLIN;
+        tcp_low_water(link, data ? (int)worth(plane, peer) : 1);
+    }
     if (credit) entry->events |= POLLOUT;
     return false;
 }
@@ -142,6 +154,10 @@ static void sleep_until(struct plane *plane, int ms) {
 }
 
 void engine_block(struct plane *plane, uint64_t deadline_ns) {
+    if (!plane->desperate) {
+        plane->desperate = true;
+        return;
+    }
     if (plane->idle++ < SPINS) {
         sched_yield();
         return;

@@ -272,6 +272,7 @@ void engine_run(struct plane *plane, struct ticket *until, uint64_t deadline_ns)
         if (until && atomic_load(&until->status) > KS_RUNNING) return;
         if (any || !plane->active) {
             plane->idle = 0;
+            plane->desperate = false;
             continue;
         }
         if (deadline_ns && clock_now_ns() >= deadline_ns) return;

@@ -7,6 +7,11 @@
 #include <string.h>
 
 enum { BLOCK_ITEMS = 64 };
+#ifndef SEGMENT_BYTES
+#define SEGMENT_BYTES (192u << 10)                                               /* of one member's chunk; a multiple of every element */
+#endif
+
+struct span { char *out; const char *in; uint64_t count; size_t unit; };        /* count elements of unit bytes */
 
 static struct item *item_new(struct plane *plane) {
     if (!plane->spare) {
@@ -67,6 +72,7 @@ static struct item *send_to(struct build *b, int rank, const void *from, uint64_
     if (!item) return b->short_of_memory = true, NULL;
     item->base = from;
     item->gate = gate;
+    if (gate && !gate->forward) gate->forward = item;
     if (peer->tx_first) peer->tx_last->next = item;
     else peer->tx_first = item;
     peer->tx_last = item;
@@ -143,21 +149,33 @@ static uint64_t cut(uint64_t elements, int size, int chunk) {
     return elements / (uint64_t)size * (uint64_t)chunk + (uint64_t)chunk * (elements % (uint64_t)size) / (uint64_t)size;
 }
 
-/* Chunk c starts at rank c, gathers the others' share going round, is complete at rank c-1 and goes round once more. */
-static void ring_all_reduce(struct build *b, struct ks_buffer out, const char *in, size_t unit) {
+/* One step of a ring over `part` of the buffers: chunk c starts at rank c, gathers the others' share going round, is
+ * complete at rank c-1 and goes round once more. `got` is what arrived in the step before; returns what arrives now. */
+static struct item *ring_step(struct build *b, struct span part, int step, struct item *got) {
     int size = b->size, next = (b->rank + 1) % size, before = (b->rank + size - 1) % size;
-    uint64_t count = out.bytes / unit;
-    struct item *got = NULL;
-    for (int step = 0; step < 2 * (size - 1); step++) {
-        bool reducing = step < size - 1;
-        int mine = ((b->rank - step) % size + size) % size, theirs = (mine + size - 1) % size;
-        uint64_t from = cut(count, size, mine) * unit, length = cut(count, size, mine + 1) * unit - from;
-        send_to(b, next, (step ? at(out, 0) : in) + from, length, got);
-        from = cut(count, size, theirs) * unit;
-        length = cut(count, size, theirs + 1) * unit - from;
-        got = receive_from(b, before, at(out, from), reducing ? in + from : NULL, length, NULL);
-        if (got) got->scale = step == size - 2 && b->ticket->call.reduction == KS_AVG;
-    }
+    bool reducing = step < size - 1;
+    int mine = ((b->rank - step) % size + size) % size, theirs = (mine + size - 1) % size;
+    uint64_t from = cut(part.count, size, mine) * part.unit, length = cut(part.count, size, mine + 1) * part.unit - from;
+    send_to(b, next, (step ? part.out : part.in) + from, length, got);
+    from = cut(part.count, size, theirs) * part.unit;
+    length = cut(part.count, size, theirs + 1) * part.unit - from;
+    got = receive_from(b, before, part.out + from, reducing ? part.in + from : NULL, length, NULL);
+    if (!got) return NULL;
+    got->scale = step == size - 2 && b->ticket->call.reduction == KS_AVG;
+    got->transient = step < size - 2;
+    return got;
+}
+
+/* Segment after segment, so that what goes round stays in the cache. */
+static void ring_all_reduce(struct build *b, struct ks_buffer out, const char *in, size_t unit) {
+    uint64_t count = out.bytes / unit, each = (uint64_t)b->size * SEGMENT_BYTES / unit, done = 0;
+    do {
+        uint64_t take = count - done < each + each / 2 ? count - done : each;
+        struct span part = {at(out, done * unit), in + done * unit, take, unit};
+        struct item *got = NULL;
+        for (int step = 0; step < 2 * (b->size - 1); step++) got = ring_step(b, part, step, got);
+        done += take;
+    } while (done < count);
 }
 
 static void all_reduce(struct build *b) {
@@ -178,6 +196,7 @@ static void chain_reduce(struct build *b, struct ks_buffer out, const char *in) 
     int root = b->ticket->call.root, v = seat(b, root);
     struct item *got = NULL;
     if (v < b->size - 1) got = receive_from(b, rank_at(b, root, v + 1), at(out, 0), in, out.bytes, NULL);
+    if (got) got->transient = v;
     if (v) send_to(b, rank_at(b, root, v - 1), got ? at(out, 0) : in, out.bytes, got);
     else if (got) got->scale = b->ticket->call.reduction == KS_AVG;
 }
@@ -215,38 +234,60 @@ static void broadcast(struct build *b) {
     }
 }
 
+static uint64_t largest(const struct ks_buffer *buffers, int n) {
+    uint64_t bytes = 0;
+    for (int i = 0; i < n; i++) bytes = buffers[i].bytes > bytes ? buffers[i].bytes : bytes;
+    return bytes;
+}
+
+/* The part of a buffer that belongs to the segment starting at `offset`; empty behind its end. */
+static struct ks_buffer slice(struct ks_buffer buffer, uint64_t offset) {
+    uint64_t from = offset < buffer.bytes ? offset : buffer.bytes, left = buffer.bytes - from;
+    return (struct ks_buffer){buffer.address + from, left < SEGMENT_BYTES ? left : SEGMENT_BYTES};
+}
+
 static void all_gather(struct build *b) {
     struct ks_call *call = &b->ticket->call;
     int size = b->size, next = (b->rank + 1) % size, before = (b->rank + size - 1) % size;
+    uint64_t most = largest(call->outputs, size), offset = 0;
     b->ticket->algorithm = KS_RING;
     copy_here(b, call->outputs[b->rank], call->inputs[0]);
-    struct item *got = NULL;
-    for (int step = 0; step < size - 1; step++) {
-        int mine = (b->rank - step + size) % size, theirs = (mine + size - 1) % size;
-        struct ks_buffer sent = step ? call->outputs[mine] : call->inputs[0], kept = call->outputs[theirs];
-        send_to(b, next, at(sent, 0), sent.bytes, got);
-        got = receive_from(b, before, at(kept, 0), NULL, kept.bytes, NULL);
-    }
+    do {
+        struct item *got = NULL;
+        for (int step = 0; step < size - 1; step++) {
+            int mine = (b->rank - step + size) % size, theirs = (mine + size - 1) % size;
+            struct ks_buffer sent = slice(step ? call->outputs[mine] : call->inputs[0], offset), kept = slice(call->outputs[theirs], offset);
+            send_to(b, next, at(sent, 0), sent.bytes, got);
+            got = receive_from(b, before, at(kept, 0), NULL, kept.bytes, NULL);
+        }
+        offset += SEGMENT_BYTES;
+    } while (offset < most);
 }
 
-/* Chunk c starts at rank c+1 and is complete at rank c. One scratch chunk: a byte may come in once the old one has gone. */
+/* Chunk c starts at rank c+1 and is complete at rank c. One scratch segment: a byte may come in once the old one has gone. */
 static void reduce_scatter(struct build *b) {
     struct ks_call *call = &b->ticket->call;
     int size = b->size, next = (b->rank + 1) % size, before = (b->rank + size - 1) % size;
-    uint64_t largest = 0;
+    uint64_t most = largest(call->inputs, size), offset = 0;
     b->ticket->algorithm = KS_RING;
     if (size == 1) copy_here(b, call->outputs[0], call->inputs[0]);
-    for (int i = 0; i < size; i++) largest = call->inputs[i].bytes > largest ? call->inputs[i].bytes : largest;
-    char *space = size > 2 ? scratch(b, largest + 1) : NULL;
-    struct item *got = NULL, *sent = NULL;
-    for (int step = 0; step < size - 1; step++) {
-        int mine = (b->rank - 1 - step + 2 * size) % size, theirs = (mine + size - 1) % size;
-        struct ks_buffer chunk = call->inputs[theirs];
-        bool last = step == size - 2;
-        sent = send_to(b, next, step ? space : at(call->inputs[mine], 0), call->inputs[mine].bytes, got);
-        got = receive_from(b, before, last ? at(call->outputs[0], 0) : space, at(chunk, 0), chunk.bytes, step && !last ? sent : NULL);
-        if (last && got) got->scale = call->reduction == KS_AVG;
-    }
+    char *space = size > 2 ? scratch(b, SEGMENT_BYTES) : NULL;
+    struct item *sent = NULL;
+    do {
+        struct item *got = NULL;
+        for (int step = 0; step < size - 1; step++) {
+            int mine = (b->rank - 1 - step + 2 * size) % size, theirs = (mine + size - 1) % size;
+            struct ks_buffer own = slice(call->inputs[mine], offset), chunk = slice(call->inputs[theirs], offset);
+            bool last = step == size - 2;
+            struct item *now = send_to(b, next, step ? space : at(own, 0), own.bytes, got);
+            if (step) sent = now;
+            got = receive_from(b, before, last ? at(slice(call->outputs[0], offset), 0) : space, at(chunk, 0), chunk.bytes, last ? NULL : sent);
+            if (!got) return;
+            got->scale = last && call->reduction == KS_AVG;
+            got->transient = !last;
+        }
+        offset += SEGMENT_BYTES;
+    } while (offset < most);
 }
 
 static void direct(struct build *b) {

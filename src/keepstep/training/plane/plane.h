@@ -32,6 +32,9 @@ enum { FRAME_MAX = 256 << 10, ALIGNMENT = 16, STAGE_BYTES = 256 << 10, PEEK_BYTE
 #ifndef RING_BYTES
 #define RING_BYTES (1ull << 20)
 #endif
+#ifndef WAKE_BYTES
+#define WAKE_BYTES (128 << 10)                                                   /* a sleeper is not woken for less of a longer message */
+#endif
 #ifndef SPINS
 #define SPINS 0                                                                  /* yields before the engine sleeps: on a busy machine a yield costs a whole slice, a wake-up does not */
 #endif
@@ -73,12 +76,12 @@ struct item {
     struct ticket *ticket;
     struct message *message;                                                     /* receive into the stash */
     struct tally *stat;
-    struct item *gate;
+    struct item *gate, *forward;                                                 /* forward: the send gated by this receive */
     char *target;                                                                /* receive: where to */
     const char *base;                                                            /* send: from; receive: other operand, NULL = copy */
     uint64_t length, done;
     int peer;
-    bool complete, scale;
+    bool complete, scale, transient;                                             /* transient: target is needed for forward only */
 };
 
 struct ticket {
@@ -132,6 +135,7 @@ struct link {
     struct receive rx;
     char *stage;                                                                 /* tcp */
     uint32_t stage_start, stage_end;
+    int low_water;
     bool drained;                                                                /* tcp: last read came up short */
     struct shared *map;                                                          /* shm */
     struct channel *out, *in;
@@ -199,7 +203,7 @@ struct plane {
     struct message *stash_first, *stash_last;
     uint64_t stash_bytes;
     struct pollfd *polls;
-    bool timing, asked;
+    bool timing, asked, desperate;                                               /* desperate: nothing else moves, so take what would be better left */
     int idle;
 };
 
@@ -223,21 +227,26 @@ bool link_take(struct link *, void *target, size_t bytes);                      
 size_t link_read(struct link *, char *target, size_t bytes);                     /* as many as there are */
 ssize_t tcp_put(struct link *, struct iovec *, int n);
 size_t tcp_peek(struct link *, char **at, size_t want);
+void tcp_low_water(struct link *, int bytes);
 void tcp_hang_up(struct link *);
 bool tcp_take(struct link *, void *target, size_t bytes);
 size_t tcp_read(struct link *, char *target, size_t bytes);
 ssize_t shm_put(struct link *, struct iovec *, int n);
 size_t shm_peek(struct link *, char **at);
+size_t shm_reserve(struct link *, char **at);                                    /* contiguous room to write into */
+void shm_commit(struct link *, size_t bytes);
 void shm_consume(struct link *, size_t bytes);
 bool shm_take(struct link *, void *target, size_t bytes);
 size_t shm_read(struct link *, char *target, size_t bytes);
-bool shm_arm(struct link *, bool data, bool credit);                             /* before sleeping; true: do not sleep */
+bool shm_arm(struct link *, uint32_t data, bool credit);                         /* before sleeping until so many bytes are there; true: do not sleep */
 void shm_disarm(struct link *);
 void shm_bell(struct link *);
 void shm_drain_bells(struct link *);
 uint64_t shm_bytes(void);
 /* transmit.c, receive.c: progress on one peer; true if anything moved */
 bool transmit_progress(struct plane *, struct peer *);
+struct link *transmit_through(struct plane *, struct item *forward, uint64_t done);  /* its link if the payload of forward may be written in place */
+void transmit_written(struct link *, struct item *forward, size_t bytes);
 bool transmit_flush(struct plane *, struct link *);                              /* completes a stale frame; true: at a boundary */
 bool transmit_idle(const struct link *);
 void transmit_control(struct plane *, struct link *, struct header *, const char *text);

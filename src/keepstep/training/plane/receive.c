@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+enum { PIECE_BYTES = 16 << 10 };
 enum verdict { GO, STOP, LOST };
 
 static bool frame_valid(const struct header *header) {
@@ -150,6 +151,42 @@ static size_t reduce_piece(const struct plane *plane, struct link *link, struct 
     return piece;
 }
 
+/* Writes the result where the next member reads it, and to the target as well if that is wanted. */
+static void through_piece(const struct plane *plane, struct item *item, char *out, const char *in, size_t bytes) {
+    const struct ks_call *call = &item->ticket->call;
+    char *target = item->target + item->done;
+    if (!item->base) {
+        memcpy(target, in, bytes);
+        memcpy(out, in, bytes);
+        return;
+    }
+    size_t count = bytes / element_bytes(call->element);
+    char *result = item->transient ? out : target;
+    kernel_for(call->element, call->reduction)(result, item->base + item->done, in, count);
+    if (item->scale) scaler_for(call->element)(result, count, plane->size);
+    if (!item->transient) memcpy(out, target, bytes);
+}
+
+/* Receives and passes on in one go; 0 when that is not possible now, with *hold set when it will be soon. */
+static size_t forward_piece(struct plane *plane, struct link *link, struct item *item, size_t room, bool *hold) {
+    struct item *forward = item->forward;
+    struct link *onward = forward && !forward->complete ? transmit_through(plane, forward, item->done) : NULL;
+    if (!onward) return 0;
+    char *in, *out;
+    size_t piece = shm_reserve(onward, &out), filled = link_peek(link, &in, ALIGNMENT);
+    *hold = piece == 0 && filled && !plane->desperate && !onward->hup;
+    if (piece > filled) piece = filled;
+    if (piece > room) piece = room;
+    if (piece > onward->tx.payload_left) piece = onward->tx.payload_left;
+    if (piece > PIECE_BYTES) piece = PIECE_BYTES;
+    if (piece < onward->tx.payload_left) piece &= ~(size_t)(ALIGNMENT - 1);
+    if (!piece) return 0;
+    through_piece(plane, item, out, in, piece);
+    transmit_written(onward, forward, piece);
+    link_consume(link, piece);
+    return piece;
+}
+
 /* Moves one piece of payload; WAIT_NONE while there may be more. */
 static enum wait_reason payload_step(struct plane *plane, struct link *link) {
     struct receive *rx = &link->rx;
@@ -160,7 +197,10 @@ static enum wait_reason payload_step(struct plane *plane, struct link *link) {
         if (room > rx->payload_left) room = rx->payload_left;
         if (!room) return WAIT_OWN;
         uint64_t start = plane->timing && plane->lane == KS_P2P ? clock_now_ns() : 0;
-        size_t moved = item->base ? reduce_piece(plane, link, item, room) : link_read(link, item->target + item->done, room);
+        bool hold = false;
+        size_t moved = forward_piece(plane, link, item, room, &hold);
+        if (hold) return WAIT_OWN;
+        if (!moved) moved = item->base ? reduce_piece(plane, link, item, room) : link_read(link, item->target + item->done, room);
         if (!moved) return item->base && room < element_bytes(item->ticket->call.element) ? WAIT_OWN : WAIT_PEER;
         rx->payload_left -= (uint32_t)moved;
         item->done += moved;

@@ -83,6 +83,24 @@ static void shm_copy_in(struct link *link, const char *from, size_t bytes) {
     }
 }
 
+/* Shows the reader `bytes` more (already written in place) and wakes it if it sleeps and they are enough. */
+void shm_commit(struct link *link, size_t bytes) {
+    link->head += bytes;
+    shm_publish(link);
+    atomic_thread_fence(memory_order_seq_cst);
+    uint32_t wanted = atomic_load_explicit(&link->out->want_data, memory_order_relaxed);
+    if (!wanted) return;
+    uint64_t filled = link->head - atomic_load_explicit(&link->out->tail, memory_order_relaxed);
+    if (filled >= wanted && atomic_exchange(&link->out->want_data, 0)) shm_bell(link);
+}
+
+size_t shm_reserve(struct link *link, char **at) {
+    size_t room = shm_room(link), start = link->head % RING_BYTES;
+    *at = link->out_ring + start;
+    if (link->hup || room == SIZE_MAX) return 0;
+    return room < RING_BYTES - start ? room : RING_BYTES - start;
+}
+
 ssize_t shm_put(struct link *link, struct iovec *parts, int n) {
     size_t room = shm_room(link), taken = 0;
     if (link->hup || room == SIZE_MAX) {
@@ -96,9 +114,7 @@ ssize_t shm_put(struct link *link, struct iovec *parts, int n) {
         taken += part;
     }
     if (!taken) return 0;
-    shm_publish(link);
-    atomic_thread_fence(memory_order_seq_cst);
-    if (atomic_load_explicit(&link->out->want_data, memory_order_relaxed) && atomic_exchange(&link->out->want_data, 0)) shm_bell(link);
+    shm_commit(link, 0);
     return (ssize_t)taken;
 }
 
@@ -151,11 +167,11 @@ size_t shm_read(struct link *link, char *target, size_t bytes) {
     return part;
 }
 
-bool shm_arm(struct link *link, bool data, bool credit) {
-    if (data) atomic_store(&link->in->want_data, 1);
+bool shm_arm(struct link *link, uint32_t data, bool credit) {
+    if (data) atomic_store(&link->in->want_data, data);
     if (credit) atomic_store(&link->out->want_credit, 1);
     atomic_thread_fence(memory_order_seq_cst);
-    if (data && atomic_load(&link->in->head) != link->tail) return true;
+    if (data && atomic_load(&link->in->head) - link->tail >= data) return true;
     return credit && atomic_load(&link->out->tail) + RING_BYTES != link->head;
 }
 

@@ -36,6 +36,7 @@ struct link *tcp_open(int fd) {
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
     tune_local(fd);
     link->kind = KS_TCP;
+    link->low_water = 1;
     link->fd = fd;
     link->tx.header_sent = sizeof(struct header);
     return link;
@@ -112,6 +113,13 @@ size_t tcp_read(struct link *link, char *target, size_t bytes) {
         got = bytes;
     }
     return got;
+}
+
+/* Before sleeping: be woken when this many bytes are there, not for every packet. */
+void tcp_low_water(struct link *link, int bytes) {
+    if (bytes == link->low_water) return;
+    link->low_water = bytes;
+    setsockopt(link->fd, SOL_SOCKET, SO_RCVLOWAT, &bytes, sizeof bytes);
 }
 
 /* Ends the sending side and reads away what came in, since closing on unread bytes would take back what the peer has not read. */

@@ -97,6 +97,27 @@ void transmit_control(struct plane *plane, struct link *link, struct header *hea
     if (at_boundary(&link->tx)) link->tx.stale = false;
 }
 
+/* When `forward` is exactly as far as the receive that gates it and leaves through shared memory, its payload need not
+ * pass through the buffer: opens its frame and returns the link. */
+struct link *transmit_through(struct plane *plane, struct item *forward, uint64_t done) {
+    struct peer *peer = &plane->peers[forward->peer];
+    struct link *link = peer->link;
+    bool failed = false;
+    if (peer->tx_first != forward || !link || link->kind != KS_SHM || forward->done != done || link->tx.stale || link->hup) return NULL;
+    if (at_boundary(&link->tx)) frame_open(plane, &link->tx, forward);
+    if (link->tx.header_sent < sizeof(struct header)) put_piece(link, forward, &failed);
+    return link->tx.header_sent == sizeof(struct header) && link->tx.payload_left ? link : NULL;
+}
+
+void transmit_written(struct link *link, struct item *forward, size_t bytes) {
+    size_t pad = bytes == link->tx.payload_left ? link->tx.pad_left : 0;         /* there is room: it comes in units of ALIGNMENT */
+    shm_commit(link, bytes + pad);
+    link->tx.payload_left -= (uint32_t)bytes;
+    link->tx.pad_left -= (uint32_t)pad;
+    forward->done += bytes;
+    forward->stat->sent += bytes;
+}
+
 static enum wait_reason transmit_step(struct plane *plane, struct peer *peer, bool *moved, bool *failed) {
     struct link *link = peer->link;
     struct item *item = peer->tx_first;
@@ -110,6 +131,10 @@ static enum wait_reason transmit_step(struct plane *plane, struct peer *peer, bo
         *moved = true;
     }
     if (at_boundary(&link->tx)) {
+        if (item->length && item->done == item->length) {                        /* its end was written in place */
+            item_done(plane, item);
+            return WAIT_NONE;
+        }
         if (!item_open(item)) return WAIT_OWN;
         frame_open(plane, &link->tx, item);
     }
