@@ -72,8 +72,9 @@ def ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
     return [a / b for a, b in zip(above, below, strict=True)]
 
 
-def judge(name: str, values: Sequence[float], *, unit: str, at_least: float | None = None,
-          at_most: float | None = None) -> Result:
+def judge(
+    name: str, values: Sequence[float], *, unit: str, at_least: float | None = None, at_most: float | None = None
+) -> Result:
     """The result of repeated `values`; its value is the median, judged against one of the two limits."""
     spread = summarise(values)
     target = at_least if at_least is not None else at_most
@@ -119,8 +120,12 @@ def _line(result: Result, width: int) -> str:
 def report(benchmark: str, results: Sequence[Result], style: str) -> None:
     """Prints all results on standard output as `text` or `json`."""
     if style == "json":
-        body = {"benchmark": benchmark, "results": [asdict(result) for result in results], "machine": machine(),
-                "versions": versions()}
+        body = {
+            "benchmark": benchmark,
+            "results": [asdict(result) for result in results],
+            "machine": machine(),
+            "versions": versions(),
+        }
         sys.stdout.write(json.dumps(body) + "\n")
         return
     width = max((len(result.name) for result in results), default=0)

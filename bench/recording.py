@@ -110,10 +110,10 @@ def judged(on: list[float], off: list[float], *, slots: float, alone: tuple[list
     cost = max(statistics.fmean(per_record), 0.0)
     records = slots / 2
     share = cost * records / base
-    bound = upper_bound(shares)
+    bound, spread = upper_bound(shares), (min(shares), max(shares))
     return [
         judge("step without recorder", [b * 1e3 for b in off], unit="ms"),
-        Result("A/B cost, 95 % upper bound", bound, "share", AT_MOST_AB, bound <= AT_MOST_AB, (min(shares), max(shares))),
+        Result("A/B cost, 95 % upper bound", bound, "share", AT_MOST_AB, bound <= AT_MOST_AB, spread),
         judge("one record", [value * 1e9 for value in per_record], unit="ns"),
         Result("records per step", records, "", None, True, (records, records)),
         Result("records x cost", share, "share", AT_MOST_RECORDS, share <= AT_MOST_RECORDS, (share, share)),

@@ -37,12 +37,14 @@ def batches_for(rank: int, text: Text, options: argparse.Namespace) -> DataLoade
 
 def main() -> None:
     args = options()
-    text = Text(standard_library(), block=Shape().block)  # before join(): a standby has done it when it is needed
+    # What does not depend on the rank stands before join(): a standby has done it when it is needed.
+    text = Text(standard_library(), block=Shape().block)
+    torch.manual_seed(args.seed)
+    network = GPT(Shape())
     with keepstep.join() as job:
         rank = dist.get_rank()
         log = StepLog(args.step_log, rank=rank)
-        torch.manual_seed(args.seed)
-        model = DistributedDataParallel(GPT(Shape()))
+        model = DistributedDataParallel(network)
         optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, fused=True)
         torch.manual_seed(args.seed + rank)  # every rank drops out other activations
         job.track(model=model, optimizer=optimizer)

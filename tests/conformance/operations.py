@@ -337,6 +337,5 @@ COMPARED = {
     )
 }
 OURS = {
-    case.__name__: case
-    for case in (all_reduce_average, all_reduce_strided, reduce_scatter_average, only_here_lists)
+    case.__name__: case for case in (all_reduce_average, all_reduce_strided, reduce_scatter_average, only_here_lists)
 }

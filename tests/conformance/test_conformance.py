@@ -79,9 +79,7 @@ def test_keepstep_computes_what_gloo_does_not_take(results: Callable[[str], Resu
 
 @pytest.mark.parametrize("variant", ["tcp", "mixed"])
 @pytest.mark.parametrize("name", [*COMPARED, *OURS, *RUNS])
-def test_every_transport_gives_the_same_bits(
-    results: Callable[[str], Results], name: str, variant: str
-) -> None:
+def test_every_transport_gives_the_same_bits(results: Callable[[str], Results], name: str, variant: str) -> None:
     shared, other = check_finished(results("shared"), name), check_finished(results(variant), name)
     check_equal(shared, other, exact=True)
 

@@ -105,7 +105,7 @@ def test_standby_killed_before_it_is_needed(tmp_path: Path, undisturbed: Running
 
 
 def test_diverged_replica_is_named_and_not_used(tmp_path: Path, undisturbed: RunningJob) -> None:
-    """One bit of one replica flips; a loss follows: the finding names the replica, the joiner gets the others' state."""
+    """One bit of a replica flips, a loss follows: the finding names it, the joiner takes the state of the others."""
     job = run_and_kill(tmp_path / "run", ["3:6:forward"], "--flip", "1:4")
     job.finish()
     records = [json.loads(line) for line in (job.directory / "journal.jsonl").read_text().splitlines()]

@@ -222,8 +222,10 @@ class KeepstepGroup(ProcessGroup):  # type: ignore[misc]
         if root == self._own:
             call.inputs = [prepared.read(tensor) for tensor in tensors]
         else:
-            call.outputs = [prepared.write(tensor) if self._fabric.mode is not Mode.LOCAL else prepared.update(tensor)
-                            for tensor in tensors]
+            call.outputs = [
+                prepared.write(tensor) if self._fabric.mode is not Mode.LOCAL else prepared.update(tensor)
+                for tensor in tensors
+            ]
         return self._submit([call], prepared, opts)
 
     def allgather(self, outputs: Sequence[_Tensors], tensors: _Tensors, opts: object = None) -> Work:
@@ -352,7 +354,7 @@ class KeepstepGroup(ProcessGroup):  # type: ignore[misc]
     getSize, getRank = size, rank
 
     def name(self) -> str:
-        """"keepstep"."""
+        """ "keepstep"."""
         return "keepstep"
 
     getBackendName = _get_backend_name = name

@@ -198,8 +198,14 @@ class Fabric:
         votes = array.array("i", [1])
         buffer = (votes.buffer_info()[0], votes.itemsize)
         channel = self.channel(_AGREEMENT_GROUP, Lane.COLLECTIVE, ranks=self.ranks)
-        call = Call(op=Op.ALL_REDUCE, element=Element.INT32, reduction=Reduction.MIN, inputs=[buffer],
-                    outputs=[buffer], inline=True)
+        call = Call(
+            op=Op.ALL_REDUCE,
+            element=Element.INT32,
+            reduction=Reduction.MIN,
+            inputs=[buffer],
+            outputs=[buffer],
+            inline=True,
+        )
         ticket = channel.submit(call)
         status = channel.plane.wait(ticket)
         channel.plane.release(ticket)

@@ -64,9 +64,7 @@ def _create(asked: Any, options: object) -> KeepstepGroup:
     name = asked.group_id
     _groups.setdefault(id(fabric), set()).add(name)
     made = fabric
-    return KeepstepGroup(
-        fabric, name, ranks=ranks, timeout=asked.timeout, on_shutdown=lambda: _ended(made, name)
-    )
+    return KeepstepGroup(fabric, name, ranks=ranks, timeout=asked.timeout, on_shutdown=lambda: _ended(made, name))
 
 
 def _suitable(ranks: tuple[int, ...], options: Options) -> Fabric | None:
