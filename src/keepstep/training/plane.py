@@ -249,6 +249,7 @@ class Domain:
         self.protected = protected
         self.failure_fd: int = self._c.ks_domain_failure_fd(self._handle)
         self.planes: dict[int, Plane] = {}
+        self._closed = False
 
     def poison(self) -> None:
         """Ends every call, now and until `install`; on return nothing touches anybody's buffers. Any thread."""
@@ -297,12 +298,12 @@ class Domain:
         self._c.ks_domain_set_recording(self._handle, int(value))
 
     def close(self) -> None:
-        """Closes all planes and frees the domain; may be called twice."""
+        """Closes all planes; may be called twice."""
         for plane in list(self.planes.values()):
             plane.close()
-        handle, self._handle = self._handle, None
-        if handle is not None:
-            self._c.ks_domain_close(handle)
+        if not self._closed:
+            self._closed = True
+            self._c.ks_domain_close(self._handle)
 
 
 class Plane:

@@ -146,7 +146,8 @@ static void conditions_init(struct plane *plane) {
     pthread_mutex_init(&plane->mutex, NULL);
 }
 
-static void plane_free(struct plane *plane) {
+/* Frees what a plane holds. The plane itself stays, empty: a thread may be about to ask it something. */
+static void plane_empty(struct plane *plane) {
     for (void **block = plane->blocks, **next; block; block = next) {
         next = *block;
         free(block);
@@ -154,6 +155,7 @@ static void plane_free(struct plane *plane) {
     for (uint32_t i = 0; i < plane->tickets_size; i++)
         if (plane->tickets[i]) ticket_free(plane->tickets[i]);
     if (plane->wake_fd >= 0) close(plane->wake_fd);
+    plane->wake_fd = -1;
     free(plane->peers);
     free(plane->scan);
     free(plane->polls);
@@ -161,7 +163,11 @@ static void plane_free(struct plane *plane) {
     free(plane->scratch);
     free(plane->tickets);
     free(plane->free_slots);
-    free(plane);
+    plane->peers = NULL;
+    plane->tickets = NULL;
+    plane->done_first = NULL;
+    plane->tickets_size = plane->tickets_free = 0;
+    plane->size = 0;
 }
 
 KS_PUBLIC struct plane *ks_plane_new(struct domain *domain, int rank, int size, int lane, const char *group, const int *global_ranks) {
@@ -179,7 +185,8 @@ KS_PUBLIC struct plane *ks_plane_new(struct domain *domain, int rank, int size, 
     plane->polls = calloc((size_t)size + 1, sizeof *plane->polls);
     plane->global_ranks = calloc((size_t)size, sizeof(int));
     if (plane->wake_fd < 0 || !plane->peers || !plane->scan || !plane->polls || !plane->global_ranks) {
-        plane_free(plane);
+        plane_empty(plane);
+        free(plane);
         return NULL;
     }
     memcpy(plane->global_ranks, global_ranks, (size_t)size * sizeof(int));
@@ -299,12 +306,14 @@ KS_PUBLIC void ks_plane_close(struct plane *plane) {
         if (!used) break;
         usleep(100);
     }
-    plane_free(plane);
+    plane_empty(plane);
 }
 
+/* Closes all planes; the domain itself stays, for threads that still look at it. */
 KS_PUBLIC void ks_domain_close(struct domain *domain) {
     while (domain->planes) ks_plane_close(domain->planes);
-    losses_drop(domain, NULL);
+    atomic_store(&domain->recording, false);
+    atomic_store(&domain->poisoned, true);
     close(domain->failure_fd);
-    free(domain);
+    domain->failure_fd = -1;
 }

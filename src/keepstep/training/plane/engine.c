@@ -73,17 +73,24 @@ static void receive_forget(struct peer *peer) {
     peer->link->rx.partial = NULL;
 }
 
+/* Takes a message out of the queue of its peer; one begun is completed with filler. */
+static void unqueue(struct peer *peer, struct item *item) {
+    struct item *previous = NULL, *at = peer->tx_first;
+    while (at && at != item) previous = at, at = at->next;
+    if (!at) return;
+    if (!previous) transmit_forget(peer);
+    if (previous) previous->next = item->next;
+    else peer->tx_first = item->next;
+    if (peer->tx_last == item) peer->tx_last = previous;
+}
+
 /* Takes a point-to-point call out of all queues. */
 static void p2p_forget(struct plane *plane, struct ticket *ticket) {
     for (struct item *item = ticket->items; item; item = item->sibling) {
         struct peer *peer = &plane->peers[item->peer];
-        if (!item->target) {
-            struct item **at = &peer->tx_first;
-            while (*at && *at != item) at = &(*at)->next;
-            if (!*at) continue;
-            if (at == &peer->tx_first) transmit_forget(peer);
-            *at = item->next;
-        } else if (peer->link && (peer->link->rx.item == item || peer->link->rx.partial == item))
+        if (!item->target && !item->complete)
+            unqueue(peer, item);
+        else if (item->target && peer->link && (peer->link->rx.item == item || peer->link->rx.partial == item))
             receive_forget(peer);
     }
     match_forget(plane, ticket);
@@ -239,6 +246,7 @@ static bool peers_progress(struct plane *plane) {
         any |= transmit_progress(plane, peer);
         any |= receive_progress(plane, peer, rank);
         if (plane->broken || atomic_load_explicit(&plane->domain->poisoned, memory_order_acquire)) return true;
+        if (atomic_load_explicit(&plane->pause, memory_order_relaxed)) return true;
     }
     return any;
 }

@@ -181,7 +181,7 @@ static uint64_t enqueue(struct plane *plane, struct ticket *ticket) {
     ticket->id = ++plane->serial << 24 | plane->free_slots[--plane->tickets_free];
     plane->tickets[ticket->id & 0xffffff] = ticket;
     uint64_t id = ticket->id;
-    if (atomic_load(&plane->domain->poisoned) || atomic_load(&plane->closing)) {
+    if (atomic_load(&plane->domain->poisoned)) {
         complete_locked(plane, ticket, KS_ABORTED);
         return id;
     }
@@ -200,15 +200,16 @@ static uint64_t enqueue(struct plane *plane, struct ticket *ticket) {
 
 /* Returns a ticket, or 0 with *why set. */
 KS_PUBLIC uint64_t ks_submit(struct plane *plane, const struct ks_call *call, const char **why) {
-    *why = plan_check(plane, call);
+    *why = atomic_load(&plane->closing) ? "the plane is closed" : plan_check(plane, call);
     if (*why) return 0;
     struct ticket *ticket = ticket_new(call);
     if (!ticket) return *why = "out of memory", 0;
     pthread_mutex_lock(&plane->mutex);
-    if (!plane->tickets_free && !slots_grow(plane)) {
+    bool closed = atomic_load(&plane->closing);
+    if (closed || (!plane->tickets_free && !slots_grow(plane))) {
         pthread_mutex_unlock(&plane->mutex);
         ticket_free(ticket);
-        return *why = "too many tickets that were never released", 0;
+        return *why = closed ? "the plane is closed" : "too many tickets that were never released", 0;
     }
     uint64_t id = enqueue(plane, ticket);
     pthread_mutex_unlock(&plane->mutex);
