@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from jobs import RunningJob, run_and_kill, run_to_end
-from test_loss import same_end
+from test_lost_ranks import same_end
 
 
 def facts(job: RunningJob) -> list[dict]:
