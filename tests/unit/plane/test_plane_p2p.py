@@ -131,6 +131,23 @@ def test_a_receive_that_gives_up_and_a_send_that_gives_up(kind: str) -> None:
     group.close()
 
 
+@pytest.mark.parametrize("kind", ["shm", "tcp"])
+def test_a_receiver_that_already_sleeps_notices_a_send_that_gave_up(kind: str) -> None:
+    group = Group(2, KINDS[kind], lane=Lane.P2P)
+    huge, wide, out = np.ones(9_000_000, np.uint8), np.zeros(9_000_000, np.uint8), np.zeros(10, np.uint8)
+    ticket = send(group.planes[0], 1, huge, timeout_s=0.05)
+    assert group.planes[0].wait(ticket, LIMIT_S) is Status.FAILED
+    cut = receive(group.planes[1], 0, wide)
+    got = receive(group.planes[1], 0, out)
+    assert group.planes[1].wait(cut, 0.1) is Status.PENDING
+    good = np.full(10, 7, np.uint8)
+    sent = send(group.planes[0], 1, good)
+    assert group.planes[1].wait(cut, LIMIT_S) is Status.FAILED
+    assert group.planes[1].wait(got, LIMIT_S) is Status.DONE
+    assert group.planes[0].wait(sent, LIMIT_S) is Status.DONE
+    group.close()
+
+
 def test_calls_that_make_no_sense() -> None:
     group = Group(2, KINDS["shm"], lane=Lane.P2P)
     data = np.zeros(4, np.uint8)

@@ -19,12 +19,13 @@ static bool held(const struct peer *peer) {
     return rx->have && !rx->drop && !rx->item;
 }
 
-/* How many bytes are worth waking up for: the rest of the message, which comes without our doing, or a good piece of it. */
+/* How many bytes are worth waking up for: a good piece of what surely comes without our doing. That is the rest of the
+ * message in a collective, but only of the frame point to point, where a sender may give up in the middle. */
 static uint32_t worth(const struct plane *plane, const struct peer *peer) {
     const struct receive *rx = &peer->link->rx;
-    const struct item *item = plane->lane == KS_COLLECTIVE ? peer->rx_first : rx->item ? rx->item : rx->partial;
-    if (!item || plane->asked || rx->drop) return 1;
-    uint64_t left = item->length - item->done;
+    if (plane->asked || rx->drop) return 1;
+    uint64_t left = rx->item ? rx->payload_left : 1;
+    if (plane->lane == KS_COLLECTIVE && peer->rx_first) left = peer->rx_first->length - peer->rx_first->done;
     return left > WAKE_BYTES ? WAKE_BYTES : left ? (uint32_t)left : 1;
 }
 
