@@ -26,7 +26,8 @@ static uint32_t worth(const struct plane *plane, const struct peer *peer) {
     if (plane->asked || rx->drop) return 1;
     uint64_t left = rx->item ? rx->payload_left : 1;
     if (plane->lane == KS_COLLECTIVE && peer->rx_first) left = peer->rx_first->length - peer->rx_first->done;
-    return left > WAKE_BYTES ? WAKE_BYTES : left ? (uint32_t)left : 1;
+    uint32_t most = peer->link->wake_bytes;
+    return left > most ? most : left ? (uint32_t)left : 1;
 }
 
 /* Fills one poll entry; true when there is already something to do. */

@@ -8,7 +8,7 @@
 
 enum { BLOCK_ITEMS = 64 };
 #ifndef SEGMENT_BYTES
-#define SEGMENT_BYTES (192u << 10)                                               /* of one member's chunk; a multiple of every element */
+#define SEGMENT_BYTES (256u << 10)                                               /* of one member's chunk; a multiple of every element */
 #endif
 
 struct span { char *out; const char *in; uint64_t count; size_t unit; };        /* count elements of unit bytes */

@@ -33,8 +33,9 @@ enum { FRAME_MAX = 256 << 10, ALIGNMENT = 16, STAGE_BYTES = 256 << 10, PEEK_BYTE
 #define RING_BYTES (1ull << 20)
 #endif
 #ifndef WAKE_BYTES
-#define WAKE_BYTES (128 << 10)                                                   /* a sleeper is not woken for less of a longer message */
+#define WAKE_BYTES (256 << 10)                                                   /* a sleeper is not woken for less of a longer message */
 #endif
+#define REMOTE_WAKE_BYTES (64 << 10)                                             /* between hosts: pass on early */
 #ifndef SPINS
 #define SPINS 0                                                                  /* yields before the engine sleeps: on a busy machine a yield costs a whole slice, a wake-up does not */
 #endif
@@ -136,6 +137,7 @@ struct link {
     char *stage;                                                                 /* tcp */
     uint32_t stage_start, stage_end;
     int low_water;
+    uint32_t wake_bytes;
     bool drained;                                                                /* tcp: last read came up short */
     struct shared *map;                                                          /* shm */
     struct channel *out, *in;

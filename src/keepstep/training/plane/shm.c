@@ -32,6 +32,7 @@ struct link *shm_open_link(int fd, int memory_fd, bool creator) {
     fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
     char *rings = (char *)(link->map + 1);
     link->kind = KS_SHM;
+    link->wake_bytes = WAKE_BYTES;
     link->fd = fd;
     link->out = &link->map->channel[creator ? 0 : 1];
     link->in = &link->map->channel[creator ? 1 : 0];

@@ -13,18 +13,19 @@
 #endif
 
 /* Inside one host there is no path to probe, and pacing (bbr) only costs time: plain reno, and buffers that stay in the cache. */
-static void tune_local(int fd) {
+static bool tune_local(int fd) {
     struct sockaddr_storage ours = {0}, theirs = {0};
     socklen_t a = sizeof ours, b = sizeof theirs;
-    if (getsockname(fd, (struct sockaddr *)&ours, &a) || getpeername(fd, (struct sockaddr *)&theirs, &b)) return;
+    if (getsockname(fd, (struct sockaddr *)&ours, &a) || getpeername(fd, (struct sockaddr *)&theirs, &b)) return false;
     bool v4 = ours.ss_family == AF_INET, v6 = ours.ss_family == AF_INET6;
     bool same = (v4 && ((struct sockaddr_in *)&ours)->sin_addr.s_addr == ((struct sockaddr_in *)&theirs)->sin_addr.s_addr) ||
                 (v6 && !memcmp(&((struct sockaddr_in6 *)&ours)->sin6_addr, &((struct sockaddr_in6 *)&theirs)->sin6_addr, 16));
-    if (!same) return;
+    if (!same) return false;
     int bytes = LOCAL_BUFFER_BYTES;
     setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
     setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
     setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &bytes, sizeof bytes);
+    return true;
 }
 
 /* Takes over a connected stream socket. */
@@ -34,7 +35,7 @@ struct link *tcp_open(int fd) {
     int one = 1;
     fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-    tune_local(fd);
+    link->wake_bytes = tune_local(fd) ? WAKE_BYTES : REMOTE_WAKE_BYTES;
     link->kind = KS_TCP;
     link->low_water = 1;
     link->fd = fd;
