@@ -30,16 +30,16 @@ def upper_bound(differences: list[float]) -> float:
 
 
 def training() -> Callable[[], None]:
-    """A DDP step of about ten milliseconds with several buckets."""
+    """A DDP step of some milliseconds with several buckets."""
     import torch
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
 
     torch.manual_seed(0)
-    layers = [layer for _ in range(6) for layer in (nn.Linear(512, 512), nn.ReLU())]
+    layers = [layer for _ in range(6) for layer in (nn.Linear(384, 384), nn.ReLU())]
     model = DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=1)
     optimizer = torch.optim.SGD(model.parameters(), 0.001)
-    batch = torch.randn(16, 512)
+    batch = torch.randn(16, 384)
 
     def step() -> None:
         model(batch).pow(2).mean().backward()
@@ -91,7 +91,7 @@ def measure(rank: int, quick: bool, path: str, answer: Any) -> None:
     fabric.record_into(recorder.address, recorder.size)
     step, small = training(), torch.zeros(1)
     turn(step, TURN)
-    on, off = in_turns(fabric, step, times=TURN, pairs=8 if quick else 40)
+    on, off = in_turns(fabric, step, times=TURN, pairs=20 if quick else 120)
     head = recorder.slots_written()
     turn(step, TURN)
     slots = (recorder.slots_written() - head) / TURN

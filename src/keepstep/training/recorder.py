@@ -15,7 +15,7 @@ from ctypes import addressof, c_char
 
 from keepstep.records.ring import MAX_PRIVATE_BYTES, write_private
 
-__all__ = ["Recorder", "monotonic_s", "wall_s"]
+__all__ = ["Recorder"]
 
 _log = logging.getLogger("keepstep")
 
@@ -23,16 +23,6 @@ _HEADER_BYTES = 8192
 _SLOTS_AT = 73728
 _SLOT_BYTES = 128
 _DEFAULT_SLOTS = 16384
-
-
-def monotonic_s() -> float:
-    """Seconds of the monotonic clock."""
-    return time.monotonic()
-
-
-def wall_s() -> float:
-    """Seconds since 1970."""
-    return time.time()
 
 
 class Recorder:
