@@ -58,8 +58,8 @@ def main() -> None:
                 loss.backward()
                 optimizer.step()
                 optimizer.zero_grad()
-            if rank == 0 and step.kept and (step.number + 1) % 10 == 0:
-                print(f"step {step.number + 1} loss {loss.item():.4f}", flush=True)
+                if rank == 0 and (step.number + 1) % 10 == 0:
+                    print(f"step {step.number + 1} loss {loss.item():.4f}", flush=True)
 
 
 if __name__ == "__main__":

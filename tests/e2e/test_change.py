@@ -155,6 +155,14 @@ def damage(directory: Path, harm: str) -> None:
         victim.write_bytes(data[: len(data) // 2])
 
 
+def test_collective_between_steps_is_never_garbage(tmp_path: Path, undisturbed: RunningJob) -> None:
+    """A loss cuts a collective behind the block: it raises, and the job starts again and ends in the same weights."""
+    job = run_and_kill(tmp_path / "run", ["1:5:tail"], "--tail", "--checkpoint", str(tmp_path / "checkpoints"))
+    assert job.finish() == 0, job.text()
+    assert "was cut" in job.text()
+    assert job.report()["weights_sha256"] == undisturbed.report()["weights_sha256"]
+
+
 def test_python_exception_swaps_nothing(tmp_path: Path) -> None:
     """The traceback is shown, the job ends with the script's exit code, nobody is replaced."""
     job = RunningJob(tmp_path / "run", "--raise-at", "1:3")

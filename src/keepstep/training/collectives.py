@@ -16,6 +16,7 @@ import torch
 from torch._C._distributed_c10d import ProcessGroup, Work
 from torch.distributed import DistBackendError, ReduceOp
 
+from keepstep.errors import GroupAborted
 from keepstep.training.fabric import Fabric, Mode
 from keepstep.training.links import Channel
 from keepstep.training.local_answers import answer_locally
@@ -42,6 +43,15 @@ def _operation(opts: object) -> ReduceOp:
         return ReduceOp(ReduceOp.SUM)
     found = getattr(opts, "reduceOp", opts)
     return found if isinstance(found, ReduceOp) else ReduceOp(found)
+
+
+def _cut_error(where: str, lost: Collection[int]) -> GroupAborted:
+    """A collective between two steps has no result, and nobody can do it again."""
+    who = f" by the loss of rank {', '.join(map(str, sorted(lost)))}" if lost else ""
+    return GroupAborted(
+        f"{where} was cut{who} between two steps: it has no result",
+        remedy="put it inside `with step:` before optimizer.step(), where an interrupted step is done again",
+    )
 
 
 def _lost_error(where: str, lost: Collection[int]) -> DistBackendError:
@@ -133,9 +143,9 @@ class KeepstepGroup(ProcessGroup):  # type: ignore[misc]
     def _blame(self, op: Op, number: int, channel: Channel, status: Status, ticket: int) -> Exception | None:
         """The error of a call that was not done, or None where it must not raise."""
         fabric = self._fabric
-        if fabric.protected and (status is Status.ABORTED or fabric.mode is not Mode.LIVE):
-            return None
         where = f"{op.name.lower()} number {number} of group {self._name!r} on rank {fabric.rank}"
+        if fabric.protected and (status is Status.ABORTED or fabric.mode is not Mode.LIVE):
+            return _cut_error(where, fabric.lost) if fabric.exposed else None
         if status is Status.PENDING:
             return DistBackendError(f"{where}: not done in the time given to wait() -> see which rank did not call it")
         if status is Status.ABORTED:

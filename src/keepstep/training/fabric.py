@@ -72,6 +72,7 @@ class Fabric:
         self.directory = directory
         self.protected = protected
         self.on_loss = on_loss
+        self.exposed = False  # between two steps: a collective that a loss cuts raises, since nobody can redo it
         self._doors, self._secret = doors, secret
         self._lock = threading.RLock()
         self._local = False

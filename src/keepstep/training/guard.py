@@ -76,7 +76,7 @@ class Guard:
 
     def begin_step(self) -> None:
         """Keep what a redo needs, and tell the recorder which step this is."""
-        self.agreed = False
+        self.agreed = self.fabric.exposed = False
         self.fabric.set_step(self.state.version)
         for stream in self.streams:
             stream.begin_step()
@@ -108,6 +108,7 @@ class Guard:
 
     def kept(self) -> None:
         """The update is applied: the step counts."""
+        self.fabric.exposed = True
         for stream in self.streams:
             stream.commit()
         self.state, act = step_kept(self.state)

@@ -13,17 +13,22 @@ _log = logging.getLogger("keepstep")
 
 
 class Step:
-    """`with step:` holds exactly one optimizer update. `number` counts from 0; `kept` is true once it counts."""
+    """`with step:` holds exactly one optimizer update. `number` counts from 0; `kept` is true once it counts.
+
+    `entered` says that its block was begun.
+    """
 
     def __init__(self, guard: Guard | None, number: int) -> None:
         self.number = number
         self.kept = False
+        self.entered = False
         self._guard = guard
 
     def __index__(self) -> int:
         return self.number
 
     def __enter__(self) -> Step:
+        self.entered = True
         if self._guard is not None:
             self._guard.begin_step()
         return self

@@ -47,6 +47,7 @@ class Job:
         self._tracked: TrackedState | None = None
         self._hooks: list[Any] = []
         self._streams: list[Batches] = []
+        self._begun = False
         self._finished = False
 
     def __enter__(self) -> Job:
@@ -59,6 +60,8 @@ class Job:
             hook.remove()
         if self._guard is not None and isinstance(error, Exception):
             self._guard.tell_error(error)
+        elif self._guard is not None and error is None and self._begun:
+            self._finish(self._guard)
         if self._guard is not None:
             self._guard.close()
         self._membership.close(orderly=error is None)
@@ -114,19 +117,22 @@ class Job:
     def steps(self, total: int) -> Iterator[Step]:
         """The steps still to be made up to `total` updates. Each is one `with step:` block around one update; a step
         that was aborted is yielded again with the same number, batches and random numbers."""
+        if total < 0:
+            raise UsageError(f"steps(total={total})", remedy="give the number of updates to make, at least 0")
         if self._guard is None:
             for number in range(total):
-                yield Step(None, number)
+                yield from _watched(Step(None, number))
             return
         if self._tracked is None:
             raise UsageError("job.steps() before job.track()", remedy="call job.track(model=..., optimizer=...) first")
         guard = self._guard
+        self._begun = True
         if guard.rehearsing:
             yield from self._rehearse(guard)
         while True:
             guard.boundary()
             if guard.state.version < total:
-                yield Step(guard, guard.state.version)
+                yield from _watched(Step(guard, guard.state.version))
             elif guard.finish():
                 break
         self._finish(guard)
@@ -134,7 +140,7 @@ class Job:
     def _rehearse(self, guard: Guard) -> Iterator[Step]:
         """A joiner's first step runs without the others, up to the agreement: it builds buckets and warms caches."""
         with _silence():
-            yield Step(guard, 0)
+            yield from _watched(Step(guard, 0))
         guard.rehearsing = False
 
     def _finish(self, guard: Guard) -> None:
@@ -154,17 +160,30 @@ class Job:
             self._guard.agree()
 
 
+def _watched(step: Step) -> Iterator[Step]:
+    """Hands out a step. Raises UsageError if its block was not used: nothing would ever count."""
+    yield step
+    if not step.entered:
+        raise UsageError(
+            f"step {step.number} was taken from job.steps() but `with step:` was not used",
+            remedy="put the whole body of the loop inside `with step:`",
+        )
+
+
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
-    """Hold back what this process prints to standard output."""
-    sys.stdout.flush()
-    kept = os.dup(1)
+    """Drop what this process prints, on both streams."""
+    streams = ((sys.stdout, 1), (sys.stderr, 2))
     nowhere = os.open(os.devnull, os.O_WRONLY)
+    kept = [os.dup(descriptor) for _, descriptor in streams]
     try:
-        os.dup2(nowhere, 1)
+        for stream, descriptor in streams:
+            stream.flush()
+            os.dup2(nowhere, descriptor)
         yield
     finally:
-        sys.stdout.flush()
-        os.dup2(kept, 1)
-        os.close(kept)
+        for (stream, descriptor), copy in zip(streams, kept, strict=True):
+            stream.flush()
+            os.dup2(copy, descriptor)
+            os.close(copy)
         os.close(nowhere)

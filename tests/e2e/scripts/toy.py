@@ -118,6 +118,7 @@ def main() -> None:
     parser.add_argument("--raise-at", default="")
     parser.add_argument("--die-at", default="")
     parser.add_argument("--flip", default="", help="RANK:STEP: flip one bit of a weight after that step")
+    parser.add_argument("--tail", action="store_true", help="reduce the loss behind the block, too")
     parser.add_argument("--pace", type=float, default=0.0)
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -162,6 +163,10 @@ def main() -> None:
                 scaler.update()
                 scheduler.step()
                 optimizer.zero_grad()
+            if args.tail and step.kept:
+                holds.at("tail")
+                shown = loss.detach().clone()
+                dist.all_reduce(shown)
             holds.step = -1
             if args.flip == f"{rank}:{step.number}" and step.kept:
                 with torch.no_grad():
