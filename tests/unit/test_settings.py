@@ -54,6 +54,19 @@ def test_a_file_that_is_not_there(tmp_path):
         load_settings(tmp_path / "none.toml", overrides={})
 
 
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        ({"nproc_per_node": 0}, "nproc_per_node must be at least 1, got 0"),
+        ({"ring_slots": 1 << 30}, f"ring_slots must be at most {1 << 22}, got {1 << 30}"),
+        ({"patience_s": 0.0}, "patience_s must be more than 0"),
+    ],
+)
+def test_a_number_out_of_range_is_said_in_plain_words(tmp_path, overrides, says):
+    with pytest.raises(UsageError, match=says):
+        load(tmp_path, **overrides)
+
+
 def test_a_bad_value_on_the_command_line_says_so(tmp_path):
     with pytest.raises(UsageError, match="command line"):
         load(tmp_path, nproc_per_node=0)

@@ -6,6 +6,7 @@ defaults below. No environment variable is read.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,6 +19,8 @@ __all__ = ["DEFAULT_FILE", "Settings", "load_settings"]
 DEFAULT_FILE = Path("keepstep.toml")
 
 _MAX_FILE_BYTES = 1024 * 1024
+_RANGE = re.compile(r"Expected `\w+` (>=|<=|>|<) (\S+) - at `\$\.(\w+)`")
+_WORDS = {">=": "at least", "<=": "at most", ">": "more than", "<": "less than"}
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 _Positive = Annotated[int, msgspec.Meta(ge=1)]
 _Seconds = Annotated[float, msgspec.Meta(gt=0)]
@@ -73,5 +76,16 @@ def _checked(found: dict[str, Any], *, where: str) -> Settings:
     try:
         return msgspec.convert(found, Settings)
     except msgspec.ValidationError as error:
+        if readable := _out_of_range(str(error), found):
+            raise UsageError(f"bad setting: {readable}", where=where) from error
         known = ", ".join(Settings.__struct_fields__)
         raise UsageError(f"bad setting: {error}", where=where, remedy=f"known keys: {known}") from error
+
+
+def _out_of_range(complaint: str, found: dict[str, Any]) -> str:
+    """msgspec's complaint about a number out of range in plain words; empty if it is about something else."""
+    match = _RANGE.match(complaint)
+    if match is None:
+        return ""
+    relation, bound, key = match.groups()
+    return f"{key} must be {_WORDS[relation]} {bound}, got {found[key]}"
