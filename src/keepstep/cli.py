@@ -16,7 +16,6 @@ __all__ = ["agent", "app", "clean", "controller", "doctor", "drill", "main", "re
 app = typer.Typer(
     name="keepstep",
     help="Keeps a distributed training job in step: a lost rank is replaced, no step is lost.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
@@ -56,6 +55,19 @@ _Token = Annotated[
 ]
 _Directory = Annotated[Path, typer.Argument(metavar="DIR", help="Run directory.")]
 _Printed = Annotated[_Format, typer.Option("--format", help="text or json.")]
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the versions and end.")] = False,
+) -> None:
+    if version:
+        _say_versions()
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit(2)
 
 
 @app.command(context_settings=_PASS_ON)
@@ -183,13 +195,17 @@ def clean(
 @app.command()
 def version() -> int:
     """Print the versions of keepstep, Python and torch."""
+    _say_versions()
+    return 0
+
+
+def _say_versions() -> None:
     import platform
 
     from keepstep import __version__
     from keepstep.service.job_host import torch_version
 
     print(f"keepstep {__version__}, Python {platform.python_version()}, torch {torch_version() or 'not installed'}")
-    return 0
 
 
 def _settings(file: Path | None, **overrides: Any) -> Any:
