@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from keepstep.control.exits import PastFailure, exit_code_of, repeats
 from keepstep.control.job_state import Change, JobState, Loss
 from keepstep.control.roster import Member, Status, standbys
@@ -93,13 +95,17 @@ def _remembered(state: JobState) -> dict[str, Member]:
     return {name: m for name, m in state.members.items() if m.status is not Status.GONE or m.weights_sha256}
 
 
-def _write_incidents(turn: Turn, note: str = "") -> None:
-    """One incident for every loss of the change that is on its way, which ends with it."""
+def _write_incidents(turn: Turn, note: str = "", *, whole: bool = False) -> None:
+    """One incident for every loss of the change that is on its way, which ends with it; `whole`: all ranks restart."""
     change = turn.state.change
     for loss in () if change is None else change.lost:
         assert change is not None
         turn.let(incidents=turn.state.incidents + 1)
-        turn.incidents.append(_incident(turn, loss, change=change, note=note))
+        incident = _incident(turn, loss, change=change, note=note)
+        if whole:
+            lost, world = _newest_version(turn.state), turn.state.spec.world
+            incident = msgspec.structs.replace(incident, steps_recomputed=lost, members_changed=world)
+        turn.incidents.append(incident)
         if loss.rank >= 0:
             turn.let(past=(*turn.state.past, failure_of(loss))[-_PAST:])
     turn.let(change=None)
@@ -156,11 +162,25 @@ def restart_or_end(turn: Turn, why: str, *, code: int = _TEMPORARY_FAILURE) -> N
         return
     turn.because(f"{why}: restart {state.attempt + 1} of {state.spec.max_restarts}")
     generation = _newest_generation(state) + 1
-    _write_incidents(turn, note=f"restart {state.attempt + 1} of {state.spec.max_restarts}")
+    _write_incidents(turn, note=_restart_note(state), whole=True)
     turn.let(phase="restarting", generation=generation, suspected={}, leaving=turn.now)
     for member in state.members.values():
         if member.rank >= 0 and member.status is not Status.GONE:
             turn.kill(member, why, grace_s=GRACE_S)
+
+
+def _newest_version(state: JobState) -> int:
+    """The kept steps as far as known: by what members answered and what the lost ones published."""
+    change = state.change
+    published = (v for versions in change.private.values() for v in versions) if change is not None else ()
+    answered = (member.version for member in state.members.values())
+    return max(0, state.version, -1 if change is None else change.reached, *published, *answered)
+
+
+def _restart_note(state: JobState) -> str:
+    known = _newest_version(state)
+    note = f"restart {state.attempt + 1} of {state.spec.max_restarts}"
+    return f"{note}; up to {known} known steps are done again, fewer if a checkpoint is found" if known else note
 
 
 def _newest_generation(state: JobState) -> int:
