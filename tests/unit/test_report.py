@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from keepstep.fleet.report import RunReport, report_text, summarise
-from keepstep.records.events import DrillRecord, Incident, JobEnded, JobStarted
+from keepstep.records.events import DrillRecord, Finding, Incident, JobEnded, JobStarted, StepProgress, Suspect
 
 STARTED = JobStarted(job="j", script="train.py", world=4, wall=100.0)
 ENDED = JobEnded(job="j", wall=160.0, exit_code=0, why="all ranks are done", steps_kept=60, weights_sha256="ab" * 32)
@@ -66,6 +66,23 @@ def test_one_drill_explains_one_incident():
 def test_a_run_that_was_cut_off():
     report = summarise([STARTED, LOSS])
     assert report.exit_code is None and "cut off" in report.why and report.kept_step_share is None
+
+
+def test_a_run_that_goes_on_is_not_cut_off():
+    report = summarise([STARTED, StepProgress(step=7), StepProgress(step=8)], running=True)
+    assert report.exit_code is None and report.steps_kept == 8
+    assert "still running" in report_text(report) and "cut off" not in report_text(report)
+
+
+def test_findings_are_in_the_report_and_its_text():
+    found = Finding(
+        kind="state_divergence", rank=3, step=9, suspects=((Suspect(rank=3),),), evidence=("digest x differs",)
+    )
+    report = summarise([STARTED, found, ENDED])
+    (finding,) = report.findings
+    assert (finding.kind, finding.ranks, finding.step) == ("state_divergence", (3,), 9)
+    assert finding.evidence == ("digest x differs",)
+    assert "finding: state_divergence, ranks 3, step 9: digest x differs" in report_text(report)
 
 
 def test_nothing_at_all():

@@ -6,12 +6,13 @@ from collections.abc import Iterable
 
 import msgspec
 
-from keepstep.records.events import PHASES, DrillRecord, Event, Incident, JobEnded, JobStarted
+from keepstep.records.events import PHASES, DrillRecord, Event, Finding, Incident, JobEnded, JobStarted, StepProgress
 
-__all__ = ["IncidentReport", "RunReport", "report_text", "summarise"]
+__all__ = ["FindingReport", "IncidentReport", "RunReport", "report_text", "summarise"]
 
 _DRILL_WINDOW_S = 30.0
 """A drill explains an incident of its rank that begins at most so long after it (a freeze is seen late)."""
+_STILL_RUNNING = "the job is still running"
 _EARLY_S = 1.0
 """The onset may be a collective that began before the injection: the lost rank was already awaited."""
 
@@ -44,8 +45,17 @@ class IncidentReport(msgspec.Struct, frozen=True):
     note: str
 
 
+class FindingReport(msgspec.Struct, frozen=True):
+    """What was found, about which ranks (suspects; empty if unknown), at which step, and what leads to it."""
+
+    kind: str
+    ranks: tuple[int, ...]
+    step: int | None
+    evidence: tuple[str, ...]
+
+
 class RunReport(msgspec.Struct, frozen=True):
-    """The whole run. `exit_code` is None where the journal has no end.
+    """The whole run. `exit_code` is None where the journal has no end; `steps_kept` is then the last sample's.
 
     `kept_step_share` is steps kept / (steps kept + steps recomputed). `false_alarm_s` is time lost to incidents in
     which nobody turned out to be lost.
@@ -62,14 +72,20 @@ class RunReport(msgspec.Struct, frozen=True):
     weights_sha256: str
     false_alarm_s: float
     duration_s: float | None
+    findings: tuple[FindingReport, ...] = ()
 
 
-def summarise(events: Iterable[Event]) -> RunReport:
-    """The report of the job whose journal holds `events`, in order. Nothing is read but the records."""
+def summarise(events: Iterable[Event], *, running: bool = False) -> RunReport:
+    """The report of the job whose journal holds `events`, in order. Nothing is read but the records.
+
+    `running` says that a journal without an end is of a job that still runs.
+    """
     started: JobStarted | None = None
     ended: JobEnded | None = None
     incidents: list[Incident] = []
     drills: list[DrillRecord] = []
+    findings: list[FindingReport] = []
+    sampled = 0
     for event in events:
         match event:
             case JobStarted():
@@ -78,24 +94,35 @@ def summarise(events: Iterable[Event]) -> RunReport:
                 ended = event
             case Incident():
                 incidents.append(event)
+            case Finding():
+                findings.append(_finding(event))
+            case StepProgress():
+                sampled = event.step or 0
             case DrillRecord():
                 drills.append(event)
     reports = tuple(_incident(incident, drills) for incident in incidents)
-    kept = ended.steps_kept if ended else 0
+    kept = ended.steps_kept if ended else sampled
     computed = kept + sum(report.steps_recomputed for report in reports)
     return RunReport(
         job=started.job if started else "",
         script=started.script if started else "",
         world=started.world if started else 0,
         exit_code=ended.exit_code if ended else None,
-        why=ended.why if ended else "the journal has no end: the run was cut off",
+        why=ended.why if ended else _STILL_RUNNING if running else "the journal has no end: the run was cut off",
         incidents=reports,
         steps_kept=kept,
         kept_step_share=kept / computed if computed else None,
         weights_sha256=ended.weights_sha256 if ended else "",
         false_alarm_s=sum(report.first_valid_step or 0.0 for report in reports if not report.members_changed),
         duration_s=ended.wall - started.wall if started and ended else None,
+        findings=tuple(findings),
     )
+
+
+def _finding(finding: Finding) -> FindingReport:
+    suspected = {suspect.rank for group in finding.suspects for suspect in group}
+    ranks = tuple(sorted(rank for rank in suspected | {finding.rank} if rank is not None))
+    return FindingReport(finding.kind, ranks, finding.step, finding.evidence)
 
 
 def _incident(incident: Incident, drills: list[DrillRecord]) -> IncidentReport:
@@ -131,10 +158,19 @@ def report_text(report: RunReport) -> str:
         lines.append(f"final weights sha256 {report.weights_sha256}")
     for number, incident in enumerate(report.incidents, 1):
         lines += _timeline(number, incident)
+    lines += [_found(finding) for finding in report.findings]
     return "\n".join(lines)
 
 
+def _found(finding: FindingReport) -> str:
+    ranks = f", ranks {', '.join(map(str, finding.ranks))}" if finding.ranks else ""
+    step = "" if finding.step is None else f", step {finding.step}"
+    return f"finding: {finding.kind}{ranks}{step}: {'; '.join(finding.evidence)}"
+
+
 def _ending(report: RunReport) -> str:
+    if report.exit_code is None and report.why == _STILL_RUNNING:
+        return report.why
     took = "" if report.duration_s is None else f" after {report.duration_s:.1f} s"
     code = "no exit code" if report.exit_code is None else f"exit code {report.exit_code}"
     return f"{code}{took}" + (f", {report.why}" if report.why else "")
