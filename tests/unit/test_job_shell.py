@@ -135,6 +135,19 @@ def test_a_drill_goes_to_the_node_of_its_rank_and_is_recorded_when_done():
     assert (record.rank, record.step, record.requested_step, record.wall) == (1, 31, 30, 1234.5)
 
 
+def test_a_drill_whose_step_is_past_says_so_and_one_that_never_came_is_named():
+    shell, _, _ = started()
+    shell.steps = lambda: {0: 57, 1: 57}
+    assert "at once" in (said := shell.drill("kill", rank=0, step=30)) and "past step 30" in said
+    shell.drill("kill", rank=0, step=90)
+    shell.drill("freeze", rank=1, step=60)
+    shell.feed(Drilled("kill", 0, 57, 1234.5), node="n1")
+    assert shell.waiting_drills() == [
+        "kill of rank 0 when it reaches step 90",
+        "freeze of rank 1 when it reaches step 60",
+    ]
+
+
 def test_a_drill_of_a_job_that_is_over_is_refused():
     shell, _, sent = started()
     ended(shell, sent, 0)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from keepstep.errors import EnvironmentProblem, UsageError
-from keepstep.service.run_directory import REPORT_FILE, RunDirectory, RunFacts, is_running, read_run
+from keepstep.errors import EnvironmentProblem, StoreError, UsageError
+from keepstep.service.run_directory import REPORT_FILE, RunDirectory, RunFacts, is_running, mount_of, read_run
 
 FACTS = RunFacts("job7", "s.py", ("--x",), 4, 1, 1, "v", "v", "v", 1.0, 1, "socket")
 
@@ -63,6 +63,17 @@ def test_a_file_in_the_way(tmp_path):
     (tmp_path / "run").write_text("")
     with pytest.raises(EnvironmentProblem, match="cannot write"):
         RunDirectory(tmp_path / "run", reserve_bytes=0)
+
+
+def test_a_report_that_cannot_be_written_names_the_disk(tmp_path):
+    directory = RunDirectory(tmp_path / "run", reserve_bytes=0)
+    directory.publish(FACTS)
+    (directory.path / REPORT_FILE).mkdir()
+    with pytest.raises(StoreError) as caught:
+        directory.write(REPORT_FILE, b"{}")
+    directory.close()
+    assert f"disk mounted at {mount_of(tmp_path)}" in str(caught.value) and "--run" not in str(caught.value)
+    assert caught.value.exit_code == 74
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", "\x00"])

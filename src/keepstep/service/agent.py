@@ -107,6 +107,7 @@ class Agent:
         self._poller: asyncio.Task[None] | None = None
         self._ends: set[asyncio.Task[None]] = set()
         self._ports: dict[int, int] = {}
+        self._last_steps: dict[int, int] = {}
         self._archive = RingArchive(plan.directory / "incidents", clock=clock)
         self._drills = DrillWatch(self.members.values, clock=clock, report=lambda fact: upward("", fact))
 
@@ -144,8 +145,18 @@ class Agent:
         self._archive.close()
 
     def steps(self) -> dict[int, int]:
-        """The step every rank of this node is in."""
-        return {m.rank: m.ring.step() for m in self.members.values() if m.rank >= 0}
+        """The step every rank of this node is in; for one that is gone, the step it was in last."""
+        found = dict(self._last_steps)
+        for member in self.members.values():
+            self._note_step(member, found)
+        return found
+
+    @staticmethod
+    def _note_step(member: MemberProcess, found: dict[int, int]) -> None:
+        """Note the step of `member`, unless it says none yet and its predecessor's is known."""
+        step = member.ring.step()
+        if member.rank >= 0 and (step or member.rank not in found):
+            found[member.rank] = step
 
     def _start(self, order: StartMember) -> None:
         try:
@@ -156,6 +167,7 @@ class Agent:
             return
         member = MemberProcess(order.member, order.rank, process=process, ring=ring)
         self.members[order.member] = member
+        self._last_steps.pop(order.rank, None)
         if self._warden is not None:
             self._warden.add(process.pid)
         member.capture(self._plan.directory / "logs", self._console)
@@ -204,6 +216,7 @@ class Agent:
 
     def _on_exit(self, member: MemberProcess) -> None:
         del self.members[member.name]
+        self._note_step(member, self._last_steps)
         rings = {m.name: m.ring for m in (*self.members.values(), member)}
         private, onset = self._archive.last_words(member.name, rings)
         process = member.process

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from keepstep.control.job import decide, new_job
 from keepstep.control.job_state import Decision, Directed, JobSpec, StopRequest, Tick
@@ -26,7 +26,10 @@ _log = logging.getLogger(__name__)
 
 
 class JobShell:
-    """One job. `done` is set when everything has ended; then `state.exit_code` is the job's."""
+    """One job. `done` is set when everything has ended; then `state.exit_code` is the job's.
+
+    `steps()` says which step ranks are in, as far as that is known here.
+    """
 
     def __init__(
         self, spec: JobSpec, send: Callable[[Directed], None], *, keeper: Keeper, clock: Clock, leadership: Leadership
@@ -35,12 +38,13 @@ class JobShell:
         self.state = new_job(spec, leadership.epoch)
         self._leadership = leadership
         self.done = asyncio.Event()
+        self.steps: Callable[[], Mapping[int, int]] = dict
         self._send = send
         self._keeper = keeper
         self._clock = clock
         self._waiting: deque[Input] = deque()
         self._busy = False
-        self._asked: dict[tuple[str, int], int] = {}
+        self._asked: list[Drill] = []
 
     def feed(self, fact: Fact | Tick | StopRequest, *, node: str = "", member: str = "") -> None:
         """Take one fact. Facts that orders lead to at once (an embedded agent answers directly) wait their turn."""
@@ -71,12 +75,19 @@ class JobShell:
         holder = by_rank(self.state.members).get(rank)
         if holder is None:
             raise UsageError(f"nobody holds rank {rank} at the moment", remedy="try again in a moment")
-        self._asked[(fault, rank)] = step
         order = Drill(self.state.epoch, fault, rank, step)
+        at = self.steps().get(rank, holder.version)
+        self._asked.append(order)
         directed = Directed(holder.node, "", order, "a person asked for it")
         self._keeper.keep(self._order_record(directed, self._clock.wall()), durable=True)
         self._send(directed)
-        return f"{fault} of rank {rank} " + ("now" if step < 0 else f"when it reaches step {step}")
+        if 0 <= step <= at and at > 0:
+            return f"{fault} of rank {rank} at once: it is in step {at}" + (f", past step {step}" if at > step else "")
+        return _planned(order)
+
+    def waiting_drills(self) -> list[str]:
+        """What was asked for and has not happened."""
+        return [_planned(order) for order in self._asked]
 
     async def tick(self) -> None:
         """Tell the machine that time passes, until the job is done."""
@@ -131,6 +142,10 @@ class JobShell:
         )
 
     def _note_drill(self, node: str, fact: Drilled) -> None:
+        same = [d for d in self._asked if (d.fault, d.rank) == (fact.fault, fact.rank) and d.step <= fact.step]
+        asked = min(same, key=lambda d: d.step, default=None)
+        if asked is not None:
+            self._asked.remove(asked)
         record = DrillRecord(
             job=self.state.spec.job,
             node=node,
@@ -138,7 +153,12 @@ class JobShell:
             step=fact.step,
             wall=fact.at,
             fault=fact.fault,
-            requested_step=self._asked.get((fact.fault, fact.rank)),
+            requested_step=asked.step if asked else None,
         )
         self._keeper.keep(record, durable=True)
         _log.info("drill: %s of rank %d in step %d", fact.fault, fact.rank, fact.step)
+
+
+def _planned(order: Drill) -> str:
+    when = "now" if order.step < 0 else f"when it reaches step {order.step}"
+    return f"{order.fault} of rank {order.rank} {when}"

@@ -15,7 +15,7 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["Check", "examine", "healthy", "show"]
+__all__ = ["Check", "examine", "healthy", "plane_library", "show"]
 
 _TESTED_TORCH = "2.13.0"
 _WANTED_FILES = 4096
@@ -77,12 +77,16 @@ def _torch() -> Check:
     return Check("WARN", "torch", found, f"tested with {_TESTED_TORCH} only")
 
 
-def _library() -> Check:
+def plane_library() -> Path | None:
+    """The built library of the data plane; None if there is none."""
     spec = importlib.util.find_spec("keepstep.training")
     places = spec.submodule_search_locations if spec else None
-    built = [file for place in places or () for file in Path(place).glob("_plane*.so")]
-    if built:
-        return Check("OK", "data plane", str(built[0]))
+    return next((file for place in places or () for file in Path(place).glob("_plane*.so")), None)
+
+
+def _library() -> Check:
+    if (built := plane_library()) is not None:
+        return Check("OK", "data plane", str(built))
     return Check("FAIL", "data plane", "not built", "in the source tree: python setup.py build_ext --inplace")
 
 

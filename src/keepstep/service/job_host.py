@@ -17,7 +17,7 @@ import msgspec
 
 from keepstep import __version__
 from keepstep.control.job_state import Directed, JobSpec, StopRequest
-from keepstep.errors import EnvironmentProblem, KeepstepError
+from keepstep.errors import KeepstepError, StoreError
 from keepstep.fleet.report import report_text, summarise
 from keepstep.records.events import JobEnded, JobStarted, StepProgress
 from keepstep.service.clock import Clock
@@ -35,7 +35,7 @@ from keepstep.store.state_file import FileStateStore
 
 __all__ = ["JobHost", "JobPlan", "job_name", "run_facts", "torch_version"]
 
-_SAMPLE_S = 10.0
+_SAMPLE_S = 1.0
 _log = logging.getLogger(__name__)
 
 
@@ -116,11 +116,16 @@ class JobHost:
         self._keeper.keep(_started(facts), durable=True)
 
     def sample(self, standing: Standing) -> None:
-        """Keep the progress in the journal, every ten seconds where it has changed."""
+        """Keep the progress in the journal, every second where it has changed."""
         now = self._clock.monotonic()
-        if now - self._sampled < _SAMPLE_S or standing.step == self._step:
+        if now - self._sampled >= _SAMPLE_S:
+            self._sampled = now
+            self._keep_progress(standing)
+
+    def _keep_progress(self, standing: Standing) -> None:
+        if standing.step == self._step:
             return
-        self._sampled, self._step = now, standing.step
+        self._step = standing.step
         self._keeper.keep(
             StepProgress(
                 job=self.plan.job,
@@ -147,8 +152,13 @@ class JobHost:
             self.failed = KeepstepError(f"internal error: {error!r}", remedy=remedy)
             self.shell.done.set()
 
-    def finish(self) -> int:
-        """Write the last record and the report, print the time line; the exit code of the job."""
+    def finish(self, last: Standing | None = None) -> int:
+        """Write the last records and the report, print the time line; the exit code of the job.
+
+        `last` is how the job stood when its processes were gone, with the newest step that any of them showed.
+        """
+        if last is not None:
+            self._keep_progress(last)
         if self._control is not None:
             self._control.close()
         state = self.shell.state
@@ -160,29 +170,31 @@ class JobHost:
                 wall=self._clock.wall(),
                 exit_code=code,
                 why=str(self.failed or state.exit_why),
-                steps_kept=max(state.version, 0),
+                steps_kept=max(state.version, last.step if last else 0, 0),
                 weights_sha256=weights,
             ),
             durable=True,
         )
-        problem = self._write_report() or self._close_journal()
-        if problem is not None:
-            self._console.say(f"keepstep: {problem}", error=True)
-            code = code or problem.exit_code
+        for drill in self.shell.waiting_drills():
+            self._console.say(f"keepstep: never happened: {drill}", error=True)
+        for problem in (self._write_report(), self._close_journal()):
+            if problem is not None:
+                self._console.say(f"keepstep: {problem}", error=True)
+                code = code or problem.exit_code
         return code
 
-    def _write_report(self) -> KeepstepError | None:
+    def _write_report(self) -> StoreError | None:
         report = summarise(self._keeper.events)
         for line in report_text(report).splitlines():
             self._console.say(line, error=True)
         try:
             self._directory.write(REPORT_FILE, msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
-        except EnvironmentProblem as error:
+        except StoreError as error:
             return error
         self._console.say(f"keepstep: report {self._directory.path / REPORT_FILE}", error=True)
         return None
 
-    def _close_journal(self) -> KeepstepError | None:
+    def _close_journal(self) -> StoreError | None:
         self._leadership.close()
         with contextlib.suppress(KeepstepError):
             self._journal.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ import msgspec
 
 from keepstep import __version__
 from keepstep.control.roster import live, standbys
-from keepstep.errors import UsageError
+from keepstep.errors import EnvironmentProblem, UsageError
 from keepstep.records.messages import AgentHello
 from keepstep.service.agent import Agent, AgentPlan
 from keepstep.service.background import background
 from keepstep.service.clock import Clock, SystemClock
+from keepstep.service.doctor import plane_library
 from keepstep.service.job_host import JobHost, JobPlan, job_name
 from keepstep.service.logs import close_logs, open_logs
 from keepstep.service.output import Console
@@ -25,9 +27,11 @@ from keepstep.service.progress import Progress, Standing
 from keepstep.service.run_directory import RunDirectory
 from keepstep.service.settings import Settings
 
-__all__ = ["RunRequest", "checked_script", "run_job"]
+__all__ = ["RunRequest", "checked_script", "needs_library", "run_job"]
 
 _LOOK_S = 0.1
+_MAX_SCRIPT_BYTES = 1024 * 1024
+_IMPORTS_KEEPSTEP = re.compile(rb"^[ \t]*(?:import|from)\b[^\n#]*\bkeepstep\b", re.MULTILINE)
 
 
 class RunRequest(msgspec.Struct, frozen=True):
@@ -50,9 +54,21 @@ def checked_script(script: str) -> str:
     return script
 
 
+def needs_library(script: str) -> None:
+    """Raise EnvironmentProblem if `script` imports keepstep and the data plane library was not built."""
+    with open(script, "rb") as file:
+        imports = _IMPORTS_KEEPSTEP.search(file.read(_MAX_SCRIPT_BYTES))
+    if imports and plane_library() is None:
+        raise EnvironmentProblem(
+            "the data plane library of keepstep is not built",
+            where=script,
+            remedy="install with a C compiler: `pip install .`, or `make setup` in the source tree",
+        )
+
+
 def run_job(request: RunRequest) -> int:
     """Run the job to its end; the exit code of the script, or 128 + signal. Raises KeepstepError before it starts."""
-    checked_script(request.script)
+    needs_library(checked_script(request.script))
     clock = SystemClock()
     job = job_name(clock)
     settings = request.settings
@@ -89,6 +105,7 @@ class _Embedded:
             clock=clock,
             console=console,
         )
+        self.host.shell.steps = self.agent.steps
 
     async def run(self, progress: Progress) -> int:
         """From the first process to the report."""
@@ -105,7 +122,7 @@ class _Embedded:
             for task in tasks:
                 task.cancel()
             await self.agent.close()
-        return self.host.finish()
+        return self.host.finish(self._standing(newest=True))
 
     async def _show(self, progress: Progress) -> None:
         while True:
@@ -115,12 +132,13 @@ class _Embedded:
             self.host.sample(standing)
             await asyncio.sleep(_LOOK_S)
 
-    def _standing(self) -> Standing:
+    def _standing(self, *, newest: bool = False) -> Standing:
+        """How the job stands; with `newest` by the rank that is furthest: what it passed was agreed by all."""
         state = self.host.shell.state
         first = next((m for m in self.agent.members.values() if m.rank == 0), None)
         return Standing(
             phase=state.phase,
-            step=min(self.agent.steps().values(), default=0),
+            step=(max if newest else min)(self.agent.steps().values(), default=0),
             loss=first.loss if first else None,
             members=len(live(state.members)),
             standbys=len(standbys(state.members)),

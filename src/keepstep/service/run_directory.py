@@ -10,10 +10,10 @@ from pathlib import Path
 
 import msgspec
 
-from keepstep.errors import EnvironmentProblem, KeepstepError, UsageError
+from keepstep.errors import EnvironmentProblem, KeepstepError, StoreError, UsageError
 from keepstep.store.journal import JOURNAL_NAME
 
-__all__ = ["REPORT_FILE", "RUN_FILE", "TOKEN_FILE", "RunDirectory", "RunFacts", "is_running", "read_run"]
+__all__ = ["REPORT_FILE", "RUN_FILE", "TOKEN_FILE", "RunDirectory", "RunFacts", "is_running", "mount_of", "read_run"]
 
 RUN_FILE = "run.json"
 REPORT_FILE = "report.json"
@@ -75,10 +75,20 @@ class RunDirectory:
     def publish(self, facts: RunFacts) -> None:
         """Write run.json; from now on others find the run. Raises EnvironmentProblem."""
         self._published = True
-        self.write(RUN_FILE, msgspec.json.format(msgspec.json.encode(facts), indent=2) + b"\n")
+        try:
+            self._write(RUN_FILE, msgspec.json.format(msgspec.json.encode(facts), indent=2) + b"\n")
+        except OSError as error:
+            raise _unwritable(self.path / RUN_FILE, error) from error
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a file of the run whole or not at all. Raises EnvironmentProblem."""
+        """Write a file of the run whole or not at all. Raises StoreError."""
+        try:
+            self._write(name, data)
+        except OSError as error:
+            remedy = f"free space on the disk mounted at {mount_of(self.path)}"
+            raise StoreError(f"cannot write: {error.strerror}", where=str(self.path / name), remedy=remedy) from error
+
+    def _write(self, name: str, data: bytes) -> None:
         target = self.path / name
         part = target.with_suffix(".part")
         try:
@@ -87,10 +97,10 @@ class RunDirectory:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(part, target)
-        except OSError as error:
+        except OSError:
             with contextlib.suppress(OSError):
                 part.unlink()
-            raise _unwritable(target, error) from error
+            raise
 
     def close(self) -> None:
         """Let go of the directory; one that never became a run is left as it was found."""
@@ -135,6 +145,12 @@ def is_running(path: Path) -> bool:
     finally:
         os.close(lock)
     return False
+
+
+def mount_of(path: Path) -> Path:
+    """Where the disk that holds `path` is mounted."""
+    here = path.resolve()
+    return next(place for place in (here, *here.parents) if place.is_mount())
 
 
 def _take(path: Path) -> int:
