@@ -27,7 +27,7 @@ from keepstep.service.keeper import Keeper
 from keepstep.service.leadership import Leadership
 from keepstep.service.output import Console
 from keepstep.service.progress import Standing
-from keepstep.service.run_directory import REPORT_FILE, RunDirectory, RunFacts
+from keepstep.service.run_directory import REPORT_FILE, STATE_FOLDER, RunDirectory, RunFacts
 from keepstep.service.settings import Settings
 from keepstep.service.stop_signals import STOPPED_BY
 from keepstep.store.journal import Journal
@@ -100,7 +100,9 @@ class JobHost:
             patience_s=plan.settings.patience_s,
         )
         holder = f"{platform.node()}:{os.getpid()}"
-        self._leadership = Leadership(FileStateStore(directory.path / "state"), plan.job, holder=holder, clock=clock)
+        self._leadership = Leadership(
+            FileStateStore(directory.path / STATE_FOLDER), plan.job, holder=holder, clock=clock
+        )
         self.shell = JobShell(spec, send, keeper=self._keeper, clock=clock, leadership=self._leadership)
 
     async def open(self) -> None:

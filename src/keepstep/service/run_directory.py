@@ -13,11 +13,22 @@ import msgspec
 from keepstep.errors import EnvironmentProblem, KeepstepError, StoreError, UsageError
 from keepstep.store.journal import JOURNAL_NAME
 
-__all__ = ["REPORT_FILE", "RUN_FILE", "TOKEN_FILE", "RunDirectory", "RunFacts", "is_running", "mount_of", "read_run"]
+__all__ = [
+    "REPORT_FILE",
+    "RUN_FILE",
+    "STATE_FOLDER",
+    "TOKEN_FILE",
+    "RunDirectory",
+    "RunFacts",
+    "is_running",
+    "mount_of",
+    "read_run",
+]
 
 RUN_FILE = "run.json"
 REPORT_FILE = "report.json"
 TOKEN_FILE = "token"
+STATE_FOLDER = "state"
 _LOCK_FILE = "run.lock"
 _MAX_RUN_FILE_BYTES = 1024 * 1024
 
@@ -109,7 +120,8 @@ class RunDirectory:
         os.close(self._lock)
 
     def _undo(self) -> None:
-        shutil.rmtree(self.logs, ignore_errors=True)
+        for folder in (self.logs, self.path / STATE_FOLDER):
+            shutil.rmtree(folder, ignore_errors=True)
         with contextlib.suppress(OSError):
             for name in (JOURNAL_NAME, TOKEN_FILE, _LOCK_FILE):
                 (self.path / name).unlink(missing_ok=True)
