@@ -15,6 +15,7 @@ from keepstep.control.exits import SELF_INFLICTED, ExitKind, PastFailure, classi
         (0, 0, ExitKind.DONE, 0),
         (1, 0, ExitKind.USER_ERROR, 1),
         (75, 0, ExitKind.USER_ERROR, 75),
+        (-2, 2, ExitKind.USER_ERROR, 130),
         (-9, 9, ExitKind.FAULT, 137),
         (-11, 11, ExitKind.FAULT, 139),
     ],

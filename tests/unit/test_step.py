@@ -29,6 +29,9 @@ class GuardTwin:
     def redo(self) -> None:
         self.told.append("redo")
 
+    def drop_rest(self) -> None:
+        self.told.append("drop rest")
+
     def kept(self) -> None:
         self.told.append("kept")
 
@@ -88,14 +91,14 @@ def test_an_interrupt_is_never_discarded():
 
 
 def test_the_update_of_an_agreed_step_counts_whatever_comes_after_it():
-    """G-1: once agreed, a loss in what follows the update does not take the step back."""
+    """G-1: once agreed, a loss in what follows the update does not take the step back; no gradient is left over."""
     guard = GuardTwin(passes=True, poisoned=True)
     step = Step(guard, 4)
     with step:
         guard.agree()
         raise ValueError("a metric of unspecified data")
     assert step.kept
-    assert guard.told == ["begin", "agree", "kept"]
+    assert guard.told == ["begin", "agree", "drop rest", "kept"]
 
 
 def test_an_unprotected_step_lets_everything_through():

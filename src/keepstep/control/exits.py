@@ -11,6 +11,8 @@ __all__ = ["SELF_INFLICTED", "ExitKind", "PastFailure", "classify_exit", "exit_c
 SELF_INFLICTED = frozenset({4, 5, 6, 7, 8, 11, 31})
 """Signals a program sends to itself by its own fault: ILL, TRAP, ABRT, BUS, FPE, SEGV, SYS."""
 
+_SIGINT = 2
+
 
 class ExitKind(Enum):
     """What an exit means for the job."""
@@ -40,12 +42,13 @@ def exit_code_of(code: int, signal: int) -> int:
 
 def classify_exit(code: int, signal: int) -> ExitKind:
     """Judge one exit by itself: a signal is a fault, another code than 0 is the user's own (exception, `sys.exit(3)`).
+    SIGINT is a person's wish to stop, also where it reaches a single rank.
 
     What a single exit cannot tell, `repeats` does: a fault that comes again at the same step is the user's too.
     """
-    if signal:
+    if signal and signal != _SIGINT:
         return ExitKind.FAULT
-    return ExitKind.DONE if code == 0 else ExitKind.USER_ERROR
+    return ExitKind.DONE if code == 0 and not signal else ExitKind.USER_ERROR
 
 
 def repeats(failure: PastFailure, past: tuple[PastFailure, ...]) -> bool:

@@ -119,6 +119,10 @@ class Guard:
         if self.writer is not None and version % self.checkpoint_every == 0:
             self.writer.save(version, self._tracked(), private=self._private(), replicas=self._replicas)
 
+    def drop_rest(self) -> None:
+        """After an exception behind the update of a cut step: the step counts, its rest (zero_grad) did not run."""
+        self._tracked().restore_gradients()
+
     def poisoned_and_undecided(self) -> bool:
         """True while an exception of the user's code belongs to a step that was aborted."""
         return not self.agreed and (self.rehearsing or self.poisoned)

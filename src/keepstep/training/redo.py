@@ -87,7 +87,7 @@ class Snapshot:
                 local_of(parameter).copy_(weight)
             for one, state in zip(self._optimizers, self._states, strict=True):
                 _restore_state(one.holder, state)
-        self._restore_gradients(parameters)
+        self.restore_gradients()
         for one, groups in zip(self._optimizers, self._groups, strict=True):
             one.adopt_groups(groups, _keep_place)
         for name, other in self._others.items():
@@ -95,8 +95,10 @@ class Snapshot:
             if hasattr(other, "_per_optimizer_states"):
                 other._per_optimizer_states = defaultdict(_fresh_scaler_state)
 
-    def _restore_gradients(self, parameters: list[torch.nn.Parameter]) -> None:
-        for parameter, kept in zip(parameters, self._gradients, strict=True):
+    @torch.no_grad()
+    def restore_gradients(self) -> None:
+        """Make every gradient what it was when `take` ran: None, zero, or (full) its value."""
+        for parameter, kept in zip(self._modules.parameters.values(), self._gradients, strict=True):
             if kept is False:
                 parameter.grad = None
             elif parameter.grad is None:

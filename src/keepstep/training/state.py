@@ -157,6 +157,10 @@ class TrackedState:
         """Back to the last snapshot. Gradients that were None become None, others zero (full: their values)."""
         self._snapshot.restore()
 
+    def restore_gradients(self) -> None:
+        """Gradients alone back to the last snapshot: a step that counts leaves none behind."""
+        self._snapshot.restore_gradients()
+
     @property
     def has_shared_buffers(self) -> bool:
         """True where `sync_buffers` has something to do; equal on all members."""

@@ -56,6 +56,7 @@ class Step:
                 raise StepAborted
             elif guard.poisoned:
                 _log.warning("after the update of step %d: %s: %s", self.number, type(error).__name__, error)
+                guard.drop_rest()
             else:
                 return False
         except StepAborted:
