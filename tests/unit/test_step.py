@@ -15,10 +15,8 @@ class GuardTwin:
         self.passes = passes
         self.poisoned = poisoned
         self.agreed = False
+        self.aborted = False
         self.told: list[str] = []
-
-    def begin_step(self) -> None:
-        self.told.append("begin")
 
     def agree(self) -> None:
         self.told.append("agree")
@@ -49,7 +47,7 @@ def test_an_agreed_step_is_kept():
     with step:
         guard.agree()
     assert step.kept
-    assert guard.told == ["begin", "agree", "kept"]
+    assert guard.told == ["agree", "kept"]
 
 
 def test_a_refused_step_ends_quietly_and_is_done_again():
@@ -62,7 +60,7 @@ def test_a_refused_step_ends_quietly_and_is_done_again():
         after.append("update")
     assert after == []
     assert not step.kept
-    assert guard.told == ["begin", "agree", "redo"]
+    assert guard.told == ["agree", "redo"]
 
 
 def test_an_exception_in_an_aborted_step_is_discarded_with_it():
@@ -72,7 +70,7 @@ def test_an_exception_in_an_aborted_step_is_discarded_with_it():
     with step:
         raise FloatingPointError("loss is NaN")
     assert not step.kept
-    assert guard.told == ["begin", "resolve", "redo"]
+    assert guard.told == ["resolve", "redo"]
 
 
 def test_an_exception_in_a_healthy_step_is_the_users():
@@ -80,14 +78,14 @@ def test_an_exception_in_a_healthy_step_is_the_users():
     guard = GuardTwin(passes=True)
     with pytest.raises(FloatingPointError, match="NaN"), Step(guard, 4):
         raise FloatingPointError("loss is NaN")
-    assert guard.told == ["begin"]
+    assert guard.told == []
 
 
 def test_an_interrupt_is_never_discarded():
     guard = GuardTwin(passes=False, poisoned=True)
     with pytest.raises(KeyboardInterrupt), Step(guard, 4):
         raise KeyboardInterrupt
-    assert guard.told == ["begin"]
+    assert guard.told == []
 
 
 def test_the_update_of_an_agreed_step_counts_whatever_comes_after_it():
@@ -98,7 +96,7 @@ def test_the_update_of_an_agreed_step_counts_whatever_comes_after_it():
         guard.agree()
         raise ValueError("a metric of unspecified data")
     assert step.kept
-    assert guard.told == ["begin", "agree", "drop rest", "kept"]
+    assert guard.told == ["agree", "drop rest", "kept"]
 
 
 def test_an_unprotected_step_lets_everything_through():

@@ -55,8 +55,8 @@ def _cut_error(where: str, lost: Collection[int]) -> GroupAborted:
 
 
 def _lost_error(where: str, lost: Collection[int]) -> DistBackendError:
-    named = ", ".join(str(rank) for rank in sorted(lost))
-    what = f"rank {named} is gone" if lost else "the group was shut down or aborted"
+    named = ", ".join(f"rank {rank}" for rank in sorted(lost))
+    what = f"{named} is gone" if lost else "the group was shut down or aborted"
     return DistBackendError(
         f"{where}: {what} -> end this process, look at the log of that rank; 'keepstep run' replaces lost ranks"
     )

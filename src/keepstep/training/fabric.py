@@ -173,13 +173,16 @@ class Fabric:
         self._domain.poison()
         self._links.interrupt()
 
-    def install(self, generation: int, roster: Mapping[int, Address]) -> None:
+    def install(self, generation: int, roster: Mapping[int, Address], *, renew: bool = False) -> None:
         """Takes `roster` in `generation`: links to changed members go, all others stay; the mode becomes LIVE.
 
-        To be called while no collective runs. A loss of this generation that others told already poisons at once.
+        With `renew` all links are made anew: some broke, their members live. To be called while no collective runs. A
+        loss of this generation that others told already poisons at once.
         """
         with self._lock:
             changed = self.directory.replace(roster) - {self.rank}
+            if renew:
+                changed = frozenset(self.ranks) - {self.rank}
             self._lost.clear()
             self._loss.clear()
             self._links.resume(changed)

@@ -29,7 +29,7 @@ from keepstep.control.member import (
     obey,
     step_kept,
 )
-from keepstep.records.messages import Checkpoints, FirstStep, Order, Parked, Ready, ScriptFailed, Settled
+from keepstep.records.messages import Abort, Checkpoints, FirstStep, Order, Parked, Ready, ScriptFailed, Settled
 from keepstep.training import private
 from keepstep.training.agent_link import AgentLink
 from keepstep.training.checkpoint import CheckpointWriter
@@ -65,23 +65,29 @@ class Guard:
         self.checkpoint_every = 0
         self.full = False
         self.agreed = False
+        self.aborted = False
         self.rehearsing = False
         self._rng: dict[str, bytes] = {}
         self._replicas: dict[int, str] = {}
         self._handover = Handover(fabric, link)
+        self._renew = False
         link.on_abort = self._abort
+        if link.pending():  # an abort that came before anybody listened
+            fabric.poison()
         fabric.on_loss = self._handover.report_loss
 
     # -------------------------------------------------------------- the step
 
     def begin_step(self) -> None:
         """Keep what a redo needs, and tell the recorder which step this is."""
-        self.agreed = self.fabric.exposed = False
+        self.agreed = self.aborted = self.fabric.exposed = False
         self.fabric.set_step(self.state.version)
         for stream in self.streams:
             stream.begin_step()
         self._rng = capture_rng()
         self._tracked().snapshot(full=self.full)
+        if not self.rehearsing:
+            self._publish(self.state.version, counting=False)
 
     def keep_everything(self) -> None:
         """From here on steps are agreed at their end, and a redo takes weights and optimizer state back, too."""
@@ -91,13 +97,13 @@ class Guard:
 
     def agree(self) -> None:
         """The agreement. Returns when the update may be applied; raises StepAborted when the step is done again."""
-        if self.rehearsing:
+        if not self.rehearsing:
+            self._tracked().sync_buffers()
+            self._publish(self.state.version + 1, counting=True)
+            self.agreed = self.fabric.agreement() or self._park_at_agreement()
+        if not self.agreed:
+            self.aborted = True
             raise StepAborted
-        self._tracked().sync_buffers()
-        self._publish(self.state.version + 1, counting=True)
-        if not self.fabric.agreement() and not self._park_at_agreement():
-            raise StepAborted
-        self.agreed = True
 
     def redo(self) -> None:
         """Put everything back to the start of the step."""
@@ -112,7 +118,6 @@ class Guard:
         for stream in self.streams:
             stream.commit()
         self.state, act = step_kept(self.state)
-        self._publish(self.state.version, counting=False)
         if act is not None:
             self._do(act)
         version = self.state.version
@@ -125,7 +130,7 @@ class Guard:
 
     def poisoned_and_undecided(self) -> bool:
         """True while an exception of the user's code belongs to a step that was aborted."""
-        return not self.agreed and (self.rehearsing or self.poisoned)
+        return not self.agreed and (self.aborted or self.rehearsing or self.poisoned)
 
     @property
     def poisoned(self) -> bool:
@@ -133,8 +138,8 @@ class Guard:
         return self.fabric.mode is Mode.POISONED
 
     def resolve_aborted(self) -> None:
-        """After an exception in an aborted step: wait for the verdict, which is to redo it."""
-        if not self.rehearsing:
+        """After an exception in an aborted step: wait for the verdict, which is to redo it, unless it came already."""
+        if not (self.rehearsing or self.aborted):
             self._park_at_agreement()
 
     # -------------------------------------------------------------- the boundary
@@ -179,7 +184,8 @@ class Guard:
         return self.tracked
 
     def _abort(self, order: Order) -> None:
-        """Runs in the link's thread: let go of every collective at once."""
+        """Runs in the link's thread: let go of every collective at once. Nobody lost means that links broke."""
+        self._renew = isinstance(order, Abort) and not order.lost
         self.fabric.poison()
 
     def _private(self, *, counting: bool = False) -> bytes:
@@ -248,7 +254,8 @@ class Guard:
         self._replicas = dict(act.order.replicas)
         self.fabric.go_local()
         self._tracked().rebuild_buckets()
-        self.fabric.install(act.order.generation, act.order.roster)
+        self.fabric.install(act.order.generation, act.order.roster, renew=self._renew)
+        self._renew = False
         self._publish(self.state.version, counting=False)
 
     def _leave(self, act: LeaveJob) -> None:

@@ -131,7 +131,11 @@ def _hello(warm: Warm) -> Hello:
 
 def _tell_environment(welcome: Welcome) -> None:
     """torchrun's variables for scripts that read them; a standby learns its own only now."""
+    nodes = [welcome.roster[rank].node for rank in sorted(welcome.roster)]
+    own = welcome.roster[welcome.rank].node
     os.environ.update(
+        GROUP_RANK=str(list(dict.fromkeys(nodes)).index(own)),
+        LOCAL_WORLD_SIZE=str(nodes.count(own)),
         RANK=str(welcome.rank),
         WORLD_SIZE=str(welcome.world),
         LOCAL_RANK=str(welcome.local_rank),
@@ -151,6 +155,8 @@ def _protected(warm: Warm) -> Membership:
     fabric.record_into(warm.recorder.address, warm.recorder.size)
     if welcome.joiner:
         fabric.go_local()
+    else:
+        fabric.start_watch()
     connect_fabric(fabric)
     asks = welcome.joiner or welcome.attempt > 0
     state = MemberState(rank=welcome.rank, generation=welcome.generation, epoch=welcome.epoch, joiner=asks)

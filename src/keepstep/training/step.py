@@ -29,8 +29,6 @@ class Step:
 
     def __enter__(self) -> Step:
         self.entered = True
-        if self._guard is not None:
-            self._guard.begin_step()
         return self
 
     def __exit__(
@@ -43,11 +41,11 @@ class Step:
 
     def _leave(self, guard: Guard, error: BaseException | None) -> bool:
         try:
+            if isinstance(error, StepAborted) or (error is None and guard.aborted):
+                raise StepAborted
             if error is None:
                 if not guard.agreed:
                     guard.agree()
-            elif isinstance(error, StepAborted):
-                raise error
             elif not isinstance(error, Exception):
                 return False
             elif guard.poisoned_and_undecided():

@@ -90,7 +90,9 @@ class Job:
         optimizers = self._tracked.optimizers
         closures = any(isinstance(o, torch.optim.LBFGS) for o in optimizers.values())
         self._guard.tracked = self._tracked
-        self._guard.full = len(optimizers) > 1 or closures
+        given = len(optimizer) if isinstance(optimizer, (list, tuple, dict)) else int(optimizer is not None)
+        # Only one torch optimizer has a moment that is known to come before all updates: its own pre-hook.
+        self._guard.full = len(optimizers) != 1 or given != 1 or closures
         if not self._guard.full:
             self._hooks += [o.register_step_pre_hook(self._before_update) for o in optimizers.values()]
 
@@ -132,7 +134,7 @@ class Job:
         while True:
             guard.boundary()
             if guard.state.version < total:
-                yield from _watched(Step(guard, guard.state.version))
+                yield from _watched(Step(guard, guard.state.version), guard)
             elif guard.finish():
                 break
         self._finish(guard)
@@ -140,7 +142,7 @@ class Job:
     def _rehearse(self, guard: Guard) -> Iterator[Step]:
         """A joiner's first step runs without the others, up to the agreement: it builds buckets and warms caches."""
         with _silence():
-            yield from _watched(Step(guard, 0))
+            yield from _watched(Step(guard, 0), guard)
         guard.rehearsing = False
 
     def _finish(self, guard: Guard) -> None:
@@ -160,8 +162,13 @@ class Job:
             self._guard.agree()
 
 
-def _watched(step: Step) -> Iterator[Step]:
-    """Hands out a step. Raises UsageError if its block was not used: nothing would ever count."""
+def _watched(step: Step, guard: Guard | None = None) -> Iterator[Step]:
+    """Hands out a step; what is taken from `data` from now on belongs to it.
+
+    Raises UsageError if its block was not used: nothing would ever count.
+    """
+    if guard is not None:
+        guard.begin_step()
     yield step
     if not step.entered:
         raise UsageError(
