@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -63,8 +66,8 @@ class World:
         self.fabrics[rank].go_local()
         return old
 
-    def install(self, generation: int) -> None:
-        self.everywhere(lambda fabric: fabric.install(generation, self.roster))
+    def install(self, generation: int, *, renew: bool = False) -> None:
+        self.everywhere(lambda fabric: fabric.install(generation, self.roster, renew=renew))
 
     def close(self) -> None:
         for fabric in self.fabrics:
@@ -135,6 +138,34 @@ def test_a_change_keeps_every_link_between_stayers(worlds: Callable[..., World],
         assert {key: now.get(key) for key in kept} == kept
     assert all(fabric.mode is Mode.LIVE and fabric.generation == 2 for fabric in world.fabrics)
     old.close()
+
+
+def cut(inode: int) -> None:
+    """Break the connection behind a socket inode of this process, as a network does."""
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if os.readlink(entry) == f"socket:[{inode}]":
+                with socket.socket(fileno=os.dup(int(entry.name))) as sock:
+                    sock.shutdown(socket.SHUT_RDWR)
+                return
+    raise AssertionError(f"no socket {inode}")
+
+
+@pytest.mark.parametrize("nodes", NODES.values(), ids=NODES)
+def test_a_broken_link_between_living_members_is_made_anew(worlds: Callable[..., World], nodes: str) -> None:
+    world = worlds(nodes)
+    for fabric in world.fabrics:
+        fabric.start_watch()
+    assert world.agree() == [True] * 4
+    until(lambda: all(("watch", -1, other) in f.inodes() for f in world.fabrics for other in {0, 1, 2, 3} - {f.rank}))
+    before = {key: inode for key, inode in world.fabrics[0].inodes().items() if key[0] != "watch"}
+    cut(next(iter(before.values())))
+    assert world.agree() != [True] * 4
+    for fabric in world.fabrics:
+        fabric.poison()
+    world.install(2, renew=True)
+    assert world.agree() == [True] * 4
+    assert not set(before.values()) & set(world.fabrics[0].inodes().values())
 
 
 def test_many_changes_in_a_row(worlds: Callable[..., World]) -> None:
