@@ -37,9 +37,9 @@ def plans(quick: bool) -> list[Plan]:
     if quick:
         small = (4 * KIB, MIB)
         return [
-            Plan(2, (*small, 25 * MIB), 5, False),
-            Plan(4, (*small, 25 * MIB), 5, True),
-            Plan(8, small, 3, False),
+            Plan(2, (*small, 25 * MIB), 4, False),
+            Plan(4, (*small, 25 * MIB), 4, True),
+            Plan(8, small, 2, False),
         ]
     every = tuple(NAMES)
     return [Plan(2, every, 9, False), Plan(4, every, 9, True), Plan(8, every, 5, False)]
