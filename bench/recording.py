@@ -105,7 +105,7 @@ def measure(rank: int, quick: bool, path: str, answer: Any) -> None:
     fabric.record_into(recorder.address, recorder.size)
     step, small = training(), torch.zeros(1)
     turn(step, TURN)
-    on, off = in_turns(fabric, step, times=TURN, pairs=20 if quick else 240)
+    on, off = in_turns(fabric, step, times=TURN, pairs=20 if quick else 160)
     head = recorder.slots_written()
     turn(step, TURN)
     slots = (recorder.slots_written() - head) / TURN
