@@ -33,6 +33,7 @@ __all__ = [
     "Hello",
     "KillMember",
     "MemberExited",
+    "MemberFact",
     "MemberStarted",
     "MemberStopped",
     "Message",
@@ -374,7 +375,7 @@ class Drill(_Ordered, frozen=True, tag=True):
     step: int
 
 
-Fact = (
+MemberFact = (
     Hello
     | PeerLostReport
     | Parked
@@ -386,14 +387,8 @@ Fact = (
     | FirstStep
     | Finished
     | ScriptFailed
-    | AgentHello
-    | Enlist
-    | Drilled
-    | MemberStarted
-    | MemberExited
-    | MemberStopped
-    | StartFailed
 )
+Fact = MemberFact | AgentHello | Enlist | Drilled | MemberStarted | MemberExited | MemberStopped | StartFailed
 Order = (
     Welcome
     | Abort

@@ -14,24 +14,15 @@ import msgspec
 
 from keepstep.errors import EnvironmentProblem, RecordError
 from keepstep.records.messages import (
-    Checkpoints,
     Drill,
     Fact,
-    Fetched,
-    FetchFailed,
-    Finished,
-    FirstStep,
     Hello,
     KillMember,
     MemberExited,
+    MemberFact,
     MemberStarted,
     MemberStopped,
     Order,
-    Parked,
-    PeerLostReport,
-    Ready,
-    ScriptFailed,
-    Settled,
     StartFailed,
     StartMember,
     Welcome,
@@ -54,19 +45,6 @@ __all__ = ["Agent", "AgentPlan"]
 
 _log = logging.getLogger(__name__)
 _POLL_S = 0.1
-_SAID_BY_MEMBERS = (
-    Hello
-    | PeerLostReport
-    | Parked
-    | Settled
-    | Ready
-    | Fetched
-    | FetchFailed
-    | Checkpoints
-    | FirstStep
-    | Finished
-    | ScriptFailed
-)
 
 
 class AgentPlan(msgspec.Struct, frozen=True):
@@ -244,7 +222,7 @@ class Agent:
             except RecordError as error:
                 _log.error("member %s spoke nonsense: %s", member.name, error)
                 return
-            if not isinstance(message, _SAID_BY_MEMBERS):
+            if not isinstance(message, MemberFact):
                 _log.error("member %s may not say %s", member.name, type(message).__name__)
                 return
             member.protected = member.protected or isinstance(message, Hello)
