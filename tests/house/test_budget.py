@@ -12,7 +12,7 @@ LINES_IN_A_FUNCTION, MEDIAN_FUNCTION = 60, 8
 PARAMETERS, POSITIONAL = 6, 2
 
 # torch calls the methods of a process group with its own signatures; typer makes options of a command's parameters.
-FOREIGN_CALLERS = {"collectives.py", "cli.py"}
+FOREIGN_CALLERS = {"collectives.py"}
 
 
 def package_functions() -> list[Definition]:
@@ -22,7 +22,7 @@ def package_functions() -> list[Definition]:
 def free_to_choose(definition: Definition) -> bool:
     """Whether we, not Python or torch, choose the parameters."""
     dunder = definition.node.name.startswith("__") and definition.node.name != "__init__"
-    foreign = definition.path.name in FOREIGN_CALLERS
+    foreign = definition.path.name in FOREIGN_CALLERS or definition.path.parent.name == "cli"
     override = any(
         "override" in decorator.id for decorator in definition.node.decorator_list if hasattr(decorator, "id")
     )

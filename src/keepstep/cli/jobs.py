@@ -1,0 +1,129 @@
+"""Commands that run a job, or do something to one that runs."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from keepstep.cli.options import SettingsFile, settings_from
+
+__all__ = ["add_to", "agent", "controller", "drill", "run"]
+
+_PASS_ON = {"allow_interspersed_args": False}
+
+
+class _Fault(StrEnum):
+    """What a drill does."""
+
+    kill = "kill"
+    freeze = "freeze"
+
+
+_Script = Annotated[str, typer.Argument(help="Python file; everything after it is its own.", show_default=False)]
+_Arguments = Annotated[list[str] | None, typer.Argument(metavar="ARGS...", help="Arguments of the script.")]
+_Ranks = Annotated[int | None, typer.Option("--nproc-per-node", help="Ranks on this node [1].")]
+_Standbys = Annotated[
+    int | None, typer.Option("--standby", help="Warm processes that wait to replace a rank [0]; each costs memory.")
+]
+_Restarts = Annotated[int | None, typer.Option(help="Whole restarts when a member cannot be replaced [3].")]
+_Run = Annotated[
+    Path | None, typer.Option("--run", metavar="DIR", help="Run directory [a new one under keepstep-runs].")
+]
+_Level = Annotated[str | None, typer.Option(help="debug, info, warning or error [info].")]
+_Token = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Secret of controller and agents, mode 0600 [DIR/token].")
+]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the commands of this module."""
+    app.command(context_settings=_PASS_ON)(run)
+    app.command(context_settings=_PASS_ON)(controller)
+    app.command()(agent)
+    app.command()(drill)
+
+
+def run(
+    script: _Script,
+    arguments: _Arguments = None,
+    nproc_per_node: _Ranks = None,
+    standby: _Standbys = None,
+    max_restarts: _Restarts = None,
+    run: _Run = None,
+    settings: SettingsFile = None,
+    log_level: _Level = None,
+) -> int:
+    """Train on this machine: start the ranks, replace those that are lost, print a report."""
+    from keepstep.service.launcher import RunRequest, run_job
+
+    chosen = settings_from(
+        settings, nproc_per_node=nproc_per_node, standby=standby, max_restarts=max_restarts, log_level=log_level
+    )
+    return run_job(RunRequest(script, tuple(arguments or ()), run, chosen))
+
+
+def controller(
+    script: _Script,
+    arguments: _Arguments = None,
+    nnodes: Annotated[int, typer.Option(min=1, help="Agents to wait for.")] = 1,
+    nproc_per_node: _Ranks = None,
+    standby: _Standbys = None,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; agents elsewhere need another than this.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="TCP port; 0: any free one, printed.")] = 29400,
+    job: Annotated[str, typer.Option(help="Name of the job [a new one].")] = "",
+    max_restarts: _Restarts = None,
+    token_file: _Token = None,
+    run: _Run = None,
+    settings: SettingsFile = None,
+    log_level: _Level = None,
+) -> int:
+    """Decide for a job on several nodes: wait for their agents, then as `run`. SCRIPT is the path on the nodes."""
+    from keepstep.service.launcher import RunRequest
+    from keepstep.service.remote_controller import Listening, run_controller
+
+    chosen = settings_from(
+        settings,
+        nproc_per_node=nproc_per_node,
+        standby=standby,
+        max_restarts=max_restarts,
+        token_file=token_file,
+        log_level=log_level,
+    )
+    request = RunRequest(script, tuple(arguments or ()), run, chosen)
+    return run_controller(request, Listening(host, port, nnodes, job))
+
+
+def agent(
+    controller: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the controller listens.")],
+    token_file: _Token = None,
+    node: Annotated[str, typer.Option(help="Name of this node, different on each [the host name].")] = "",
+    job: Annotated[str, typer.Option(help="Which job [the only one].")] = "",
+    run: _Run = None,
+    settings: SettingsFile = None,
+    log_level: _Level = None,
+) -> int:
+    """Serve a controller with this node: run its part of the job."""
+    import platform
+
+    from keepstep.service.remote_agent import AgentRequest, run_agent
+
+    chosen = settings_from(settings, token_file=token_file, log_level=log_level)
+    return run_agent(AgentRequest(controller, node or platform.node(), job, run, chosen))
+
+
+def drill(
+    fault: Annotated[_Fault, typer.Argument(help="kill (SIGKILL) or freeze (SIGSTOP).")],
+    run: Annotated[Path, typer.Option("--run", metavar="DIR", help="Directory of the running job.")],
+    rank: Annotated[int, typer.Option(help="Which rank.")],
+    at_step: Annotated[int, typer.Option(min=-1, help="When it reaches this step; -1: now.")] = -1,
+) -> int:
+    """Inject a fault into a running job to see it repaired. May be given before the step is reached."""
+    from keepstep.service.control_socket import DrillRequest, ask_drill
+
+    print(ask_drill(run, DrillRequest(fault.value, rank, at_step)))
+    return 0
