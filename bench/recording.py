@@ -35,16 +35,19 @@ def upper_bound(differences: list[float]) -> float:
 
 
 def training() -> Callable[[], None]:
-    """A DDP step of some milliseconds with several buckets."""
+    """A DDP step of little more than a millisecond, with several buckets: short, so that records weigh much.
+
+    A turn of longer steps lasts long enough for the machine to change its pace within a pair of turns.
+    """
     import torch
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
 
     torch.manual_seed(0)
-    layers = [layer for _ in range(6) for layer in (nn.Linear(384, 384), nn.ReLU())]
-    model = DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=1)
+    layers = [layer for _ in range(4) for layer in (nn.Linear(64, 64), nn.ReLU())]
+    model = DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=0.02)
     optimizer = torch.optim.SGD(model.parameters(), 0.001)
-    batch = torch.randn(16, 384)
+    batch = torch.randn(16, 64)
 
     def step() -> None:
         model(batch).pow(2).mean().backward()
@@ -105,7 +108,7 @@ def measure(rank: int, quick: bool, path: str, answer: Any) -> None:
     fabric.record_into(recorder.address, recorder.size)
     step, small = training(), torch.zeros(1)
     turn(step, TURN)
-    on, off = in_turns(fabric, step, times=TURN, pairs=20 if quick else 160)
+    on, off = in_turns(fabric, step, times=TURN, pairs=80 if quick else 800)
     head = recorder.slots_written()
     turn(step, TURN)
     slots = (recorder.slots_written() - head) / TURN
