@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from keepstep.records.ring import OpSlot, PeerSlot
+from keepstep.records.ring import OpSlot, PeerSlot, SpanSlot
 
 __all__ = ["RingWriter"]
 
@@ -45,6 +45,14 @@ class RingWriter:
         self.put_at(at, "<Q", index + 1)
         for peer in op.peers:
             self._put_peer(index, peer)
+
+    def put_span(self, span: SpanSlot) -> None:
+        """Write a span; its index is given by the ring."""
+        index = self.reserve()
+        at = self._start(index)
+        self.put_at(at + 8, "<6BH", 3, span.what, 0, 0, 0, span.status, 0)
+        self.put_at(at + 16, "<qQQI", span.step, span.began_ns, span.ended_ns, span.generation)
+        self.put_at(at, "<Q", index + 1)
 
     def _put_peer(self, op_index: int, peer: PeerSlot) -> None:
         index = self.reserve()

@@ -12,7 +12,7 @@ from ring_writer import RingWriter
 
 from keepstep.errors import RecordError, SchemaTooNew
 from keepstep.records import ring
-from keepstep.records.ring import OpSlot, PeerSlot, SlotStatus
+from keepstep.records.ring import OpSlot, PeerSlot, SlotStatus, SpanKind, SpanSlot
 
 u32 = st.integers(0, 2**32 - 1)
 i32 = st.integers(-(2**31), 2**31 - 1)
@@ -105,6 +105,16 @@ def test_a_full_ring_keeps_the_newest(written: list[OpSlot], capacity: int) -> N
     oldest = max(0, writer.head - capacity)
     assert list(decoded.operations) == [op for op in numbered(written) if op.index >= oldest]
     assert (decoded.torn, decoded.lost) == (0, oldest)
+
+
+@given(st.builds(SpanSlot, st.just(1), st.sampled_from(SpanKind), st.sampled_from(SlotStatus), i64, u64, u64, u32))
+def test_spans_lie_between_operations(span: SpanSlot) -> None:
+    writer = RingWriter(8)
+    writer.put(make_op(0))
+    writer.put_span(span)
+    writer.put(make_op(1))
+    decoded = ring.decode_ring(writer.buffer)
+    assert decoded.spans == (span,) and [op.sequence for op in decoded.operations] == [0, 1]
 
 
 def test_header_and_groups() -> None:

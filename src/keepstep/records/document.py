@@ -16,7 +16,17 @@ from msgspec import inspect as shapes
 from keepstep.records import messages
 from keepstep.records.events import SCHEMA, Event, Record, Suspect
 from keepstep.records.journal_line import MAX_LINE_BYTES
-from keepstep.records.ring import Activity, GroupState, OpSlot, PeerSlot, Ring, RingHeader, SlotStatus
+from keepstep.records.ring import (
+    Activity,
+    GroupState,
+    OpSlot,
+    PeerSlot,
+    Ring,
+    RingHeader,
+    SlotStatus,
+    SpanKind,
+    SpanSlot,
+)
 from keepstep.records.ring_layout import LAYOUTS
 from keepstep.records.schema import MIGRATIONS
 
@@ -91,7 +101,8 @@ def _document() -> Iterator[str]:
         yield from (f"| {offset} | {kind} | `{name}` |" for offset, kind, name in layout.fields())
         yield ""
     yield "`status`: " + ", ".join(f"{status.value} {status.name.lower()}" for status in SlotStatus) + ".\n"
-    for shape in (RingHeader, GroupState, OpSlot, PeerSlot, Ring, Activity):
+    yield "SpanKind: " + ", ".join(f"{kind.value} {kind.name.lower()}" for kind in SpanKind) + ".\n"
+    for shape in (RingHeader, GroupState, OpSlot, PeerSlot, SpanSlot, Ring, Activity):
         yield from _struct(shape, f"{shape.__name__} (decoded)", skip=frozenset())
 
 

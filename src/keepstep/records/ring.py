@@ -37,6 +37,7 @@ from keepstep.records.ring_layout import (
     SLOT_BODY,
     SLOT_BYTES,
     SLOTS_OFFSET,
+    SPAN,
     ring_bytes,
 )
 
@@ -55,6 +56,8 @@ __all__ = [
     "Ring",
     "RingHeader",
     "SlotStatus",
+    "SpanKind",
+    "SpanSlot",
     "decode_ring",
     "last_activity",
     "read_header",
@@ -76,6 +79,17 @@ class SlotStatus(IntEnum):
     DONE = 2
     ABORTED = 3
     FAILED = 4
+
+
+class SpanKind(IntEnum):
+    """What a training loop does that is no collective. STEP: a step from its hand-out to its end; DATA: waiting for
+    the loader's next batch; CHECKPOINT: the part of a save that the loop waits for; SETUP: from the welcome to the
+    first step. What lies between two STEP spans is the user's own (validation, files)."""
+
+    STEP = 1
+    DATA = 2
+    CHECKPOINT = 3
+    SETUP = 4
 
 
 class GroupState(msgspec.Struct, frozen=True):
@@ -150,14 +164,27 @@ class OpSlot(msgspec.Struct, frozen=True):
     peers: tuple[PeerSlot, ...] = ()
 
 
+class SpanSlot(msgspec.Struct, frozen=True):
+    """A stretch of time of the training loop, in ns; `ended_ns` is 0 while it lasts. `what` is a `SpanKind`."""
+
+    index: int
+    what: int
+    status: SlotStatus
+    step: int
+    began_ns: int
+    ended_ns: int
+    generation: int
+
+
 class Ring(msgspec.Struct, frozen=True):
-    """A decoded ring: operations in order of index. `torn` counts places that held no whole slot, `lost` the slots
-    overwritten by newer ones or dropped by the writer."""
+    """A decoded ring: operations and spans in order of index. `torn` counts places that held no whole slot, `lost` the
+    slots overwritten by newer ones or dropped by the writer."""
 
     header: RingHeader
     operations: tuple[OpSlot, ...]
     torn: int
     lost: int
+    spans: tuple[SpanSlot, ...] = ()
 
     def group_name(self, group_hash: int) -> str:
         """The name of the group with that hash; "" if the header does not list it."""
@@ -198,6 +225,7 @@ def decode_ring(buffer: _Buffer, *, newest: int | None = None) -> Ring:
     first = max(0, header.head - min(header.capacity, header.capacity if newest is None else newest))
     operations: dict[int, OpSlot] = {}
     peers: dict[int, list[PeerSlot]] = {}
+    spans: list[SpanSlot] = []
     torn = 0
     for index in range(first, header.head):
         slot = _slot(buffer, index, capacity=header.capacity)
@@ -205,13 +233,15 @@ def decode_ring(buffer: _Buffer, *, newest: int | None = None) -> Ring:
             operations[index] = slot
         elif isinstance(slot, PeerSlot):
             peers.setdefault(slot.op_index, []).append(slot)
+        elif isinstance(slot, SpanSlot):
+            spans.append(slot)
         else:
             torn += 1
     whole = (
         msgspec.structs.replace(slot, peers=tuple(peers[index])) if index in peers else slot
         for index, slot in operations.items()
     )
-    return Ring(header, tuple(whole), torn, first + header.dropped)
+    return Ring(header, tuple(whole), torn, first + header.dropped, tuple(spans))
 
 
 def last_activity(buffer: _Buffer, newest: int = 1024) -> Activity:
@@ -270,7 +300,7 @@ def _groups(buffer: _Buffer) -> Iterator[GroupState]:
             yield GroupState(_text(name), *numbers)
 
 
-def _slot(buffer: _Buffer, index: int, *, capacity: int) -> OpSlot | PeerSlot | None:
+def _slot(buffer: _Buffer, index: int, *, capacity: int) -> OpSlot | PeerSlot | SpanSlot | None:
     """The slot `index`; None if its place holds something else (empty, older, in mid-write, nonsense)."""
     offset = SLOTS_OFFSET + (index % capacity) * SLOT_BYTES
     raw = bytes(buffer[offset : offset + SLOT_BYTES])
@@ -281,6 +311,8 @@ def _slot(buffer: _Buffer, index: int, *, capacity: int) -> OpSlot | PeerSlot | 
         return OpSlot(index, op, algorithm, element, reduction, SlotStatus(status), *OP.unpack_from(raw, SLOT_BODY))
     if kind == 2:
         return PeerSlot(index, *PEER.unpack_from(raw, SLOT_BODY))
+    if kind == 3 and status <= SlotStatus.FAILED:
+        return SpanSlot(index, op, SlotStatus(status), *SPAN.unpack_from(raw, SLOT_BODY))
     return None
 
 

@@ -27,6 +27,7 @@ __all__ = [
     "SLOTS_OFFSET",
     "SLOT_BODY",
     "SLOT_BYTES",
+    "SPAN",
     "Layout",
     "ring_bytes",
 ]
@@ -49,6 +50,7 @@ PRIVATE = struct.Struct("<QqII")
 COMMON = struct.Struct("<QBBBBBBH")
 OP = struct.Struct("<IIQqQQQQQIi")
 PEER = struct.Struct("<QiIQQQQQQ")
+SPAN = struct.Struct("<qQQI")
 
 MAX_PRIVATE_BYTES = PRIVATE_BYTES - PRIVATE.size
 """Longest private state of one version."""
@@ -101,7 +103,7 @@ LAYOUTS = (
         "lock version length crc32",
     ),
     Layout(
-        "Slot, both kinds",
+        "Slot, all kinds",
         f"byte {SLOTS_OFFSET} of the ring + {SLOT_BYTES} x (index % capacity)",
         0,
         COMMON,
@@ -120,6 +122,13 @@ LAYOUTS = (
         SLOT_BODY,
         PEER,
         "op_index peer transport bytes_sent bytes_received wait_own_ns wait_credit_ns wire_ns wait_peer_ns",
+    ),
+    Layout(
+        "Span slot (kind 3; `op` is a SpanKind)",
+        "the slot",
+        SLOT_BODY,
+        SPAN,
+        "step began_ns ended_ns generation",
     ),
 )
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from keepstep.errors import StateError, UsageError
+from keepstep.records.ring import SpanKind
 from keepstep.training.rng import capture_rng, fingerprint, generator_state, restore_rng, set_generator_state
 from keepstep.training.skipping import (
     forget_iterator,
@@ -21,6 +22,7 @@ from keepstep.training.skipping import (
     reused_iterator,
     set_epoch,
 )
+from keepstep.training.spans import NO_SPANS, Spans
 from keepstep.training.tree import dumps
 from keepstep.training.treereader import loads
 
@@ -59,14 +61,16 @@ class Batches:
 
     `begin_step` marks a boundary, `redo` goes back to it (the same objects come again, and the random generators go
     on from where they stood after the object had been made), `commit` moves the boundary here.
-    `position` says where the last boundary is, `seek` takes a fresh process there. `name` appears in errors.
+    `position` says where the last boundary is, `seek` takes a fresh process there. `name` appears in errors. How long
+    the source takes is told to `spans`.
     """
 
-    def __init__(self, source: Any, *, name: str = "data") -> None:
+    def __init__(self, source: Any, *, name: str = "data", spans: Spans = NO_SPANS) -> None:
         if not hasattr(source, "__iter__"):
             raise UsageError(f"the data stream {name} is a {type(source).__name__}", remedy="give an iterable")
         self._source = source
         self._name = name
+        self._spans = spans
         self._generators = generators_of(source)
         self._iterator: Any = None
         self._here = _Mark(0, 0, None)
@@ -92,7 +96,8 @@ class Batches:
                 restore_rng(made.rng)
         else:
             before = fingerprint()
-            batch = self._fetch()
+            with self._spans.span(SpanKind.DATA):
+                batch = self._fetch()
             made = _Made(self._here, batch, None if fingerprint() == before else capture_rng())
         self._taken.append(made)
         return made.batch

@@ -17,6 +17,7 @@ from enum import Enum
 
 from keepstep.errors import Fenced, MembershipError, PeerLost, TransportError
 from keepstep.records.messages import Address
+from keepstep.records.ring import SpanKind
 from keepstep.training.authentication import Greeting, Verdict, greet
 from keepstep.training.directory import Directory
 from keepstep.training.doors import Doors, connect_address
@@ -139,6 +140,14 @@ class Fabric:
     def set_step(self, step: int) -> None:
         """The step that records carry from now on."""
         self._domain.set_step(step)
+
+    def span_begin(self, what: SpanKind) -> int:
+        """Tells the recorder that the training loop begins `what`; the result is for `span_end`."""
+        return self._domain.span_begin(what)
+
+    def span_end(self, mark: int) -> None:
+        """Tells the recorder that it ended."""
+        self._domain.span_end(mark)
 
     def channel(self, group: str, lane: Lane, *, ranks: tuple[int, ...]) -> Channel:
         """The plane of one lane of a group of global `ranks`, with its links."""

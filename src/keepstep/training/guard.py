@@ -30,6 +30,7 @@ from keepstep.control.member import (
     step_kept,
 )
 from keepstep.records.messages import Abort, Checkpoints, FirstStep, Order, Parked, Ready, ScriptFailed, Settled
+from keepstep.records.ring import SpanKind
 from keepstep.training import private
 from keepstep.training.agent_link import AgentLink
 from keepstep.training.checkpoint import CheckpointWriter
@@ -38,6 +39,7 @@ from keepstep.training.fabric import Fabric, Mode
 from keepstep.training.handover import Handover
 from keepstep.training.recorder import Recorder
 from keepstep.training.rng import capture_rng, restore_rng
+from keepstep.training.spans import Spans
 from keepstep.training.state import TrackedState
 
 __all__ = ["Guard", "StepAborted"]
@@ -58,6 +60,7 @@ class Guard:
         self.fabric = fabric
         self.link = link
         self.recorder = recorder
+        self.spans = Spans(fabric)
         self.state = state
         self.tracked: TrackedState | None = None
         self.streams: list[Batches] = []
@@ -71,6 +74,7 @@ class Guard:
         self._replicas: dict[int, str] = {}
         self._handover = Handover(fabric, link)
         self._renew = False
+        self.spans.begin(SpanKind.SETUP)
         link.on_abort = self._abort
         if link.pending():  # an abort that came before anybody listened
             fabric.poison()
@@ -82,6 +86,8 @@ class Guard:
         """Keep what a redo needs, and tell the recorder which step this is."""
         self.agreed = self.aborted = self.fabric.exposed = False
         self.fabric.set_step(self.state.version)
+        self.spans.end(SpanKind.SETUP)
+        self.spans.begin(SpanKind.STEP)
         for stream in self.streams:
             stream.begin_step()
         self._rng = capture_rng()
@@ -107,6 +113,7 @@ class Guard:
 
     def redo(self) -> None:
         """Put everything back to the start of the step."""
+        self.spans.end(SpanKind.STEP)
         self._tracked().restore()
         for stream in self.streams:
             stream.redo()
@@ -114,6 +121,7 @@ class Guard:
 
     def kept(self) -> None:
         """The update is applied: the step counts."""
+        self.spans.end(SpanKind.STEP)
         self.fabric.exposed = True
         for stream in self.streams:
             stream.commit()
@@ -122,7 +130,8 @@ class Guard:
             self._do(act)
         version = self.state.version
         if self.writer is not None and version % self.checkpoint_every == 0:
-            self.writer.save(version, self._tracked(), private=self._private(), replicas=self._replicas)
+            with self.spans.span(SpanKind.CHECKPOINT):
+                self.writer.save(version, self._tracked(), private=self._private(), replicas=self._replicas)
 
     def drop_rest(self) -> None:
         """After an exception behind the update of a cut step: the step counts, its rest (zero_grad) did not run."""

@@ -193,6 +193,8 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ks_domain_set_recording": (None, (_P, _I)),
     "ks_domain_set_step": (None, (_P, _I64)),
     "ks_domain_record": (_I, (_P, _P, _U64)),
+    "ks_span_begin": (_U64, (_P, _I)),
+    "ks_span_end": (None, (_P, _U64)),
     "ks_domain_lost": (_I, (_P, ctypes.POINTER(_P), _INTS, _I)),
     "ks_domain_poison": (None, (_P,)),
     "ks_domain_install": (None, (_P, _U32)),
@@ -214,6 +216,10 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 }
 
 
+_WITHOUT_RELEASE = ("ks_span_begin", "ks_span_end")
+"""Called with the interpreter's lock held: they take less time than giving it away."""
+
+
 @cache
 def _library() -> ctypes.CDLL:
     """Loads the library that the build put beside this file; raises EnvironmentProblem when there is none."""
@@ -222,7 +228,10 @@ def _library() -> ctypes.CDLL:
         path = folder / f"_plane{suffix}"
         if path.exists():
             library = ctypes.CDLL(str(path))
+            holding = ctypes.PyDLL(str(path))
             for name, (result, arguments) in _SIGNATURES.items():
+                if name in _WITHOUT_RELEASE:
+                    setattr(library, name, getattr(holding, name))
                 function = getattr(library, name)
                 function.restype, function.argtypes = result, arguments
             return library
@@ -264,6 +273,14 @@ class Domain:
     def set_step(self, step: int) -> None:
         """Names the training step that records carry from now on."""
         self._c.ks_domain_set_step(self._handle, step)
+
+    def span_begin(self, what: int) -> int:
+        """Records that the training loop begins `what` (`records.ring.SpanKind`); give the result to `span_end`."""
+        return int(self._c.ks_span_begin(self._handle, what))
+
+    def span_end(self, mark: int) -> None:
+        """Records its end; a span that the ring has passed is dropped."""
+        self._c.ks_span_end(self._handle, mark)
 
     @property
     def generation(self) -> int:

@@ -18,6 +18,7 @@ from keepstep.training.checkpoint import CheckpointWriter
 from keepstep.training.data import Batches
 from keepstep.training.guard import Guard
 from keepstep.training.joining import Membership, become_member
+from keepstep.training.spans import NO_SPANS
 from keepstep.training.state import TrackedState
 from keepstep.training.step import Step
 
@@ -99,7 +100,8 @@ class Job:
     def data(self, source: Any, *, name: str = "") -> Batches:
         """An endless iterator over `source` (DataLoader, StatefulDataLoader or any iterable) that an interrupted step
         rewinds and a joiner continues at the lost rank's position. Use one for every source."""
-        stream = Batches(source, name=name or f"data{len(self._streams)}")
+        spans = NO_SPANS if self._guard is None else self._guard.spans
+        stream = Batches(source, name=name or f"data{len(self._streams)}", spans=spans)
         self._streams.append(stream)
         if self._guard is not None:
             self._guard.streams = self._streams

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from plane_rig import KINDS, Group, all_reduce, span
 
-from keepstep.records.ring import OpSlot, PeerSlot, SlotStatus, decode_ring, ring_bytes
+from keepstep.records.ring import OpSlot, PeerSlot, SlotStatus, SpanKind, decode_ring, ring_bytes
 from keepstep.training.plane import Call, Domain, Element, Lane, Op, Plane, Reduction, Status
 
 LIMIT_S = 20.0
@@ -150,6 +150,34 @@ def test_recording_can_be_switched_and_the_ring_goes_round() -> None:
     assert [slot.sequence for slot in ring.operations] == [i for i in range(300) if i % 3][-len(ring.operations) :]
     assert len(ring.operations) == 128
     group.close()
+
+
+def test_a_span_is_seen_open_and_closed_in_place() -> None:
+    memory, domain = Memory(), Domain(protected=True)
+    assert domain.span_begin(SpanKind.DATA) == 0
+    memory.record(domain)
+    domain.set_step(7)
+    outer, inner = domain.span_begin(SpanKind.STEP), domain.span_begin(SpanKind.DATA)
+    domain.span_end(inner)
+    step, data = decode_ring(bytes(memory.map)).spans
+    assert (step.what, step.step, step.ended_ns, step.status) == (SpanKind.STEP, 7, 0, SlotStatus.RUNNING)
+    assert (data.what, data.status) == (SpanKind.DATA, SlotStatus.DONE)
+    assert step.began_ns <= data.began_ns <= data.ended_ns
+    domain.span_end(outer)
+    assert decode_ring(bytes(memory.map)).spans[0].ended_ns >= data.ended_ns
+    domain.close()
+
+
+def test_a_span_that_the_ring_has_passed_is_left_alone() -> None:
+    memory, domain = Memory(256), Domain(protected=True)
+    memory.record(domain)
+    first = domain.span_begin(SpanKind.STEP)
+    for _ in range(256):
+        domain.span_end(domain.span_begin(SpanKind.DATA))
+    before = bytes(memory.map)
+    domain.span_end(first)
+    assert bytes(memory.map) == before
+    domain.close()
 
 
 def test_no_ring_no_recording() -> None:

@@ -27,6 +27,15 @@ struct peer_slot {
     uint64_t sent, received, wait_own_ns, wait_credit_ns, wire_ns, wait_peer_ns;
     uint8_t spare[48];
 };
+struct span_slot {
+    uint64_t mark;
+    uint8_t kind, what, algorithm, element, reduction, status;
+    uint16_t peers;
+    int64_t step;
+    uint64_t began_ns, ended_ns;
+    uint32_t generation;
+    uint8_t spare[84];
+};
 struct group_entry {
     char name[56];
     uint32_t hash, lane, size;
@@ -36,6 +45,7 @@ struct group_entry {
     uint8_t spare[28];
 };
 _Static_assert(sizeof(struct op_slot) == RING_SLOT_BYTES && sizeof(struct peer_slot) == RING_SLOT_BYTES, "slot layout");
+_Static_assert(sizeof(struct span_slot) == RING_SLOT_BYTES, "span layout");
 _Static_assert(sizeof(struct group_entry) == RING_GROUP_BYTES, "group layout");
 
 /* FNV-1a, 32 bits (http://www.isthe.com/chongo/tech/comp/fnv/). */
@@ -174,4 +184,25 @@ void record_finish(struct plane *plane, struct ticket *ticket, int status) {
     }
     __atomic_store_n(&slot->finished_ns, now, __ATOMIC_RELAXED);
     __atomic_store_n(&slot->status, (uint8_t)status, __ATOMIC_RELEASE);
+}
+
+/* What the training loop is doing outside collectives: opened here, closed in place. The mark of its slot; 0: nothing is recorded. */
+KS_PUBLIC uint64_t ks_span_begin(struct domain *domain, int what) {
+    char *ring = atomic_load(&domain->ring);
+    if (!ring || !atomic_load_explicit(&domain->recording, memory_order_relaxed)) return 0;
+    uint64_t index = __atomic_fetch_add((uint64_t *)(ring + HEAD_AT), 1u, __ATOMIC_RELAXED);
+    struct span_slot *slot = slot_at(domain, index);
+    __atomic_store_n(&slot->mark, 0, __ATOMIC_RELEASE);
+    *slot = (struct span_slot){.kind = 3, .what = (uint8_t)what, .status = KS_RUNNING, .step = atomic_load(&domain->step),
+        .began_ns = clock_now_ns(), .generation = atomic_load(&domain->generation)};
+    __atomic_store_n(&slot->mark, index + 1, __ATOMIC_RELEASE);
+    return index + 1;
+}
+
+KS_PUBLIC void ks_span_end(struct domain *domain, uint64_t mark) {
+    if (!mark || !atomic_load(&domain->ring)) return;
+    struct span_slot *slot = slot_at(domain, mark - 1);
+    if (__atomic_load_n(&slot->mark, __ATOMIC_ACQUIRE) != mark) return;  /* overtaken by a whole turn of the ring */
+    __atomic_store_n(&slot->ended_ns, clock_now_ns(), __ATOMIC_RELAXED);
+    __atomic_store_n(&slot->status, (uint8_t)KS_DONE, __ATOMIC_RELEASE);
 }
