@@ -119,6 +119,19 @@ def test_waiting_is_booked_where_it_belongs(kind: str) -> None:
     group.close()
 
 
+def test_a_call_under_way_shows_who_is_waited_for() -> None:
+    group = Group(3, KINDS["tcp"])
+    memories = recorded(group)
+    ticket = group.planes[1].submit(Call(Op.BROADCAST, outputs=[span(np.ones(100_000, np.float32))]))
+    assert group.planes[1].wait(ticket, 1.3) is Status.PENDING
+    (slot,) = memories[1].operations()
+    assert (slot.status, slot.finished_ns) == (SlotStatus.RUNNING, 0)
+    peers = by_peer(slot)
+    assert peers[100].wait_peer_ns > 5e8 and peers[102].wait_peer_ns == 0
+    assert decode_ring(bytes(memories[1].map)).header.heartbeat_ns > slot.started_ns
+    group.close()
+
+
 @pytest.mark.parametrize("kind", ["shm", "tcp"])
 def test_a_full_peer_is_booked_as_credit(kind: str) -> None:
     group = Group(2, KINDS[kind], lane=Lane.P2P)
@@ -131,6 +144,7 @@ def test_a_full_peer_is_booked_as_credit(kind: str) -> None:
     assert group.planes[1].wait(got, LIMIT_S) is Status.DONE
     (slot,) = memories[0].operations()
     (peer,) = slot.peers
+    assert slot.root == 101 and memories[1].operations()[0].root == -1
     assert (peer.peer, peer.bytes_sent) == (101, 20_000_000)
     assert peer.wait_credit_ns > peer.wait_own_ns
     assert peer.wait_credit_ns > (slot.finished_ns - slot.started_ns) / 4

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #define ASK_AFTER_NS 1000000000ull
+#define TELL_EVERY_NS 500000000ull
 
 static bool receiving(const struct plane *plane, const struct peer *peer) {
     return plane->lane == KS_COLLECTIVE ? peer->rx_first != NULL : match_wanted(plane, peer);
@@ -124,10 +125,19 @@ static void ask(struct plane *plane, uint64_t now) {
     }
 }
 
+/* A call that takes long is shown in the recorder as it stands, so that a reader sees who waits for what. */
+static void tell(struct plane *plane, uint64_t now) {
+    if (plane->lane != KS_COLLECTIVE || !plane->timing || now - plane->active->started_ns < TELL_EVERY_NS) return;
+    if (now - plane->told_ns < TELL_EVERY_NS) return;
+    plane->told_ns = now;
+    record_waiting(plane, plane->active, now);
+}
+
 static int patience_ms(const struct plane *plane, uint64_t now, uint64_t until) {
     uint64_t wake = until;
     if (plane->lane == KS_COLLECTIVE && !plane->asked && (!wake || plane->active->started_ns + ASK_AFTER_NS < wake))
         wake = plane->active->started_ns + ASK_AFTER_NS;
+    if (plane->lane == KS_COLLECTIVE && plane->timing && (!wake || now + TELL_EVERY_NS < wake)) wake = now + TELL_EVERY_NS;
     if (!wake) return -1;
     if (wake <= now) return 0;
     uint64_t ms = (wake - now) / 1000000 + 1;
@@ -168,6 +178,7 @@ void engine_block(struct plane *plane, uint64_t deadline_ns) {
     uint64_t now = clock_now_ns(), nearest = expire(plane, now);
     if (!plane->active) return;
     ask(plane, now);
+    tell(plane, now);
     if (deadline_ns && (!nearest || deadline_ns < nearest)) nearest = deadline_ns;
     sleep_until(plane, patience_ms(plane, now, nearest));
 }

@@ -194,7 +194,7 @@ struct plane {
     int *scan, n_scan;
     struct ticket *active, *ready;                                               /* running; all items done */
     uint32_t n_active;
-    uint64_t sequence;
+    uint64_t sequence, told_ns;
     bool broken;
     struct ks_failure cause;
     struct item *spare;
@@ -308,6 +308,7 @@ void record_attach(struct plane *);
 void record_detach(struct plane *);
 void record_queued(struct plane *);
 void record_start(struct plane *, struct ticket *);
+void record_waiting(struct plane *, const struct ticket *, uint64_t now);
 void record_finish(struct plane *, struct ticket *, int status);
 void record_install(struct plane *);
 void record_header(struct domain *);

@@ -3,7 +3,7 @@
 #include "plane.h"
 #include <string.h>
 
-enum { GENERATION_AT = 64, STEP_AT = 72, HEAD_AT = 24, DROPPED_AT = 32, PEERS_MOST = 64 };
+enum { GENERATION_AT = 64, STEP_AT = 72, HEAD_AT = 24, DROPPED_AT = 32, HEARTBEAT_AT = 40, PEERS_MOST = 64 };
 
 struct op_slot {
     uint64_t mark;
@@ -142,6 +142,10 @@ void record_start(struct plane *plane, struct ticket *ticket) {
         .generation = atomic_load(&domain->generation), .sequence = ticket->sequence, .step = atomic_load(&domain->step),
         .count = unit ? nbytes / unit : nbytes, .nbytes = nbytes, .queued_ns = ticket->queued_ns, .started_ns = ticket->started_ns,
         .rank = (uint32_t)plane->global_ranks[plane->rank], .root = ticket->call.root};
+    if (plane->lane == KS_P2P) {                                                 /* the other end, as a global rank */
+        int peer = ticket->call.peer;
+        slot->root = peer >= 0 && peer < plane->size ? plane->global_ranks[peer] : -1;
+    }
     __atomic_store_n(&slot->mark, index + 1, __ATOMIC_RELEASE);
     ticket->record_index = index + 1;
 }
@@ -158,12 +162,26 @@ static void record_peer(struct plane *plane, const struct ticket *ticket, uint64
     __atomic_store_n(&slot->mark, index + 1, __ATOMIC_RELEASE);
 }
 
-/* Adds the wait that was going on when a call ended early. */
-static void settle_waits(struct plane *plane, struct peer *peer, uint64_t now) {
-    (void)plane;
-    if (peer->tx_first && peer->tx_mark && peer->tx_wait == WAIT_OWN) peer->stat.own_ns += now - peer->tx_mark;
-    if (peer->tx_first && peer->tx_mark && peer->tx_wait == WAIT_CREDIT) peer->stat.credit_ns += now - peer->tx_mark;
-    if (peer->rx_first && peer->rx_mark && peer->rx_wait == WAIT_PEER) peer->stat.peer_ns += now - peer->rx_mark;
+/* The waits of a peer with those that are going on. */
+static struct tally waits_until(const struct peer *peer, uint64_t now) {
+    struct tally waits = peer->stat;
+    if (peer->tx_first && peer->tx_mark && peer->tx_wait == WAIT_OWN) waits.own_ns += now - peer->tx_mark;
+    if (peer->tx_first && peer->tx_mark && peer->tx_wait == WAIT_CREDIT) waits.credit_ns += now - peer->tx_mark;
+    if (peer->rx_first && peer->rx_mark && peer->rx_wait == WAIT_PEER) waits.peer_ns += now - peer->rx_mark;
+    return waits;
+}
+
+/* Shows a collective that is under way as it stands, and that its engine lives. */
+void record_waiting(struct plane *plane, const struct ticket *ticket, uint64_t now) {
+    char *ring = atomic_load(&plane->domain->ring);
+    if (!ring || !ticket->record_index) return;
+    __atomic_store_n((uint64_t *)(ring + HEARTBEAT_AT), now, __ATOMIC_RELAXED);
+    struct op_slot *slot = slot_at(plane->domain, ticket->record_index - 1);
+    if (__atomic_load_n(&slot->mark, __ATOMIC_ACQUIRE) != ticket->record_index) return;
+    for (int i = 0; i < slot->peers && i < plane->n_scan; i++) {
+        struct tally waits = waits_until(&plane->peers[plane->scan[i]], now);
+        record_peer(plane, ticket, ticket->record_index + (uint64_t)i, plane->scan[i], &waits, KS_RUNNING);
+    }
 }
 
 void record_finish(struct plane *plane, struct ticket *ticket, int status) {
@@ -179,8 +197,8 @@ void record_finish(struct plane *plane, struct ticket *ticket, int status) {
     }
     for (int i = 0; i < peers && plane->lane == KS_COLLECTIVE; i++) {
         struct peer *peer = &plane->peers[plane->scan[i]];
-        if (status != KS_DONE) settle_waits(plane, peer, now);
-        record_peer(plane, ticket, ticket->record_index + (uint64_t)i, plane->scan[i], &peer->stat, status);
+        struct tally waits = status == KS_DONE ? peer->stat : waits_until(peer, now);
+        record_peer(plane, ticket, ticket->record_index + (uint64_t)i, plane->scan[i], &waits, status);
     }
     __atomic_store_n(&slot->finished_ns, now, __ATOMIC_RELAXED);
     __atomic_store_n(&slot->status, (uint8_t)status, __ATOMIC_RELEASE);
