@@ -8,6 +8,7 @@ import pytest
 
 from keepstep.control.job_state import Directed, JobSpec, StopRequest
 from keepstep.errors import StoreError, UsageError
+from keepstep.records.drills import DrillRequest
 from keepstep.records.events import DrillRecord, Event, FactRecord, OrderRecord
 from keepstep.records.messages import AgentHello, Drill, Drilled, MemberExited, StartMember
 from keepstep.service.controller import JobShell
@@ -116,19 +117,19 @@ def test_a_request_to_stop_sets_the_exit_code():
 
 @pytest.mark.parametrize(
     ("fault", "rank", "step", "says"),
-    [("kill", 2, -1, "no rank 2"), ("kill", -1, -1, "no rank -1"), ("kill", 0, -2, "no step"), ("melt", 0, 1, "melt")],
+    [("kill", 2, -1, "no rank 2"), ("kill", -2, -1, "no rank -2"), ("kill", 0, -2, "no step"), ("melt", 0, 1, "melt")],
 )
 def test_nonsense_drills_are_refused(fault, rank, step, says):
     shell, _, sent = started()
     before = list(sent)
     with pytest.raises(UsageError, match=says):
-        shell.drill(fault, rank=rank, step=step)
+        shell.drill(DrillRequest(fault, rank, step))
     assert sent == before
 
 
 def test_a_drill_goes_to_the_node_of_its_rank_and_is_recorded_when_done():
     shell, journal, sent = started()
-    assert "step 30" in shell.drill("kill", rank=1, step=30)
+    assert "step 30" in shell.drill(DrillRequest("kill", 1, 30))
     assert (sent[-1].node, sent[-1].order) == ("n1", Drill(1, "kill", 1, 30))
     shell.feed(Drilled("kill", 1, 31, 1234.5), node="n1")
     (record,) = [event for event in journal.replay() if isinstance(event, DrillRecord)]
@@ -138,9 +139,9 @@ def test_a_drill_goes_to_the_node_of_its_rank_and_is_recorded_when_done():
 def test_a_drill_whose_step_is_past_says_so_and_one_that_never_came_is_named():
     shell, _, _ = started()
     shell.steps = lambda: {0: 57, 1: 57}
-    assert "at once" in (said := shell.drill("kill", rank=0, step=30)) and "past step 30" in said
-    shell.drill("kill", rank=0, step=90)
-    shell.drill("freeze", rank=1, step=60)
+    assert "at once" in (said := shell.drill(DrillRequest("kill", 0, 30))) and "past step 30" in said
+    shell.drill(DrillRequest("kill", 0, 90))
+    shell.drill(DrillRequest("freeze", 1, 60))
     shell.feed(Drilled("kill", 0, 57, 1234.5), node="n1")
     assert shell.waiting_drills() == [
         "kill of rank 0 when it reaches step 90",
@@ -152,7 +153,7 @@ def test_a_drill_of_a_job_that_is_over_is_refused():
     shell, _, sent = started()
     ended(shell, sent, 0)
     with pytest.raises(UsageError, match="ending"):
-        shell.drill("kill", rank=0, step=-1)
+        shell.drill(DrillRequest("kill", 0))
 
 
 def test_a_full_disk_does_not_stop_the_job_but_is_told():

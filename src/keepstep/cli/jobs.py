@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from keepstep.cli.options import SettingsFile, settings_from
+from keepstep.errors import UsageError
+from keepstep.records.drills import DRILLS, DrillRequest
 
 __all__ = ["add_to", "agent", "controller", "drill", "run"]
 
 _PASS_ON = {"allow_interspersed_args": False}
-
-
-class _Fault(StrEnum):
-    """What a drill does."""
-
-    kill = "kill"
-    freeze = "freeze"
 
 
 _Script = Annotated[str, typer.Argument(help="Python file; everything after it is its own.", show_default=False)]
@@ -33,9 +27,25 @@ _Run = Annotated[
     Path | None, typer.Option("--run", metavar="DIR", help="Run directory [a new one under keepstep-runs].")
 ]
 _Level = Annotated[str | None, typer.Option(help="debug, info, warning or error [info].")]
+_StartDrills = Annotated[
+    list[str] | None,
+    typer.Option("--drill", metavar="NAME:RANK", help="Start this rank with a fault: never-start or wrong-version."),
+]
 _Token = Annotated[
     str | None, typer.Option(metavar="FILE", help="Secret of controller and agents, mode 0600 [DIR/token].")
 ]
+
+
+def _faults() -> str:
+    """The help of the drills."""
+    return "; ".join(f"{name}: {kind.says}" for name, kind in DRILLS.items() if kind.by != "start") + "."
+
+
+def _known(fault: str) -> str:
+    """`fault` if there is such a drill. Raises UsageError."""
+    if fault not in DRILLS:
+        raise UsageError(f"no such drill: {fault}", remedy=f"one of {', '.join(DRILLS)}")
+    return fault
 
 
 def add_to(app: typer.Typer) -> None:
@@ -55,6 +65,7 @@ def run(
     run: _Run = None,
     settings: SettingsFile = None,
     log_level: _Level = None,
+    drill: _StartDrills = None,
 ) -> int:
     """Train on this machine: start the ranks, replace those that are lost, print a report."""
     from keepstep.service.launcher import RunRequest, run_job
@@ -62,7 +73,7 @@ def run(
     chosen = settings_from(
         settings, nproc_per_node=nproc_per_node, standby=standby, max_restarts=max_restarts, log_level=log_level
     )
-    return run_job(RunRequest(script, tuple(arguments or ()), run, chosen))
+    return run_job(RunRequest(script, tuple(arguments or ()), run, chosen, tuple(drill or ())))
 
 
 def controller(
@@ -81,6 +92,7 @@ def controller(
     run: _Run = None,
     settings: SettingsFile = None,
     log_level: _Level = None,
+    drill: _StartDrills = None,
 ) -> int:
     """Decide for a job on several nodes: wait for their agents, then as `run`. SCRIPT is the path on the nodes."""
     from keepstep.service.launcher import RunRequest
@@ -94,7 +106,7 @@ def controller(
         token_file=token_file,
         log_level=log_level,
     )
-    request = RunRequest(script, tuple(arguments or ()), run, chosen)
+    request = RunRequest(script, tuple(arguments or ()), run, chosen, tuple(drill or ()))
     return run_controller(request, Listening(host, port, nnodes, job))
 
 
@@ -117,13 +129,26 @@ def agent(
 
 
 def drill(
-    fault: Annotated[_Fault, typer.Argument(help="kill (SIGKILL) or freeze (SIGSTOP).")],
+    fault: Annotated[str, typer.Argument(metavar="FAULT", help=_faults())],
     run: Annotated[Path, typer.Option("--run", metavar="DIR", help="Directory of the running job.")],
-    rank: Annotated[int, typer.Option(help="Which rank.")],
+    rank: Annotated[int, typer.Option(help="Which rank.", show_default=False)] = -1,
+    source: Annotated[int, typer.Option("--from", help="Link drills: the rank that sends.", show_default=False)] = -1,
+    destination: Annotated[
+        int, typer.Option("--to", help="Link drills: the rank it sends to.", show_default=False)
+    ] = -1,
+    node: Annotated[str, typer.Option(help="throttle-node: which node.", show_default=False)] = "",
     at_step: Annotated[int, typer.Option(min=-1, help="When it reaches this step; -1: now.")] = -1,
+    steps: Annotated[int, typer.Option(min=0, help="For so many steps; 0: until --stop.")] = 0,
+    factor: Annotated[
+        float, typer.Option(help="How many times as long a step then takes [1.3].", show_default=False)
+    ] = 0.0,
+    rate: Annotated[float, typer.Option(help="Link drills: bytes per second.", show_default=False)] = 0.0,
+    how: Annotated[str, typer.Option(help="mismatch: op, shape or extra [op].", show_default=False)] = "",
+    stop: Annotated[bool, typer.Option("--stop", help="End this drill.")] = False,
 ) -> int:
-    """Inject a fault into a running job to see it repaired. May be given before the step is reached."""
-    from keepstep.service.control_socket import DrillRequest, ask_drill
+    """Inject a fault into a running job to see it found and repaired. May be given before the step is reached."""
+    from keepstep.service.control_socket import ask_drill
 
-    print(ask_drill(run, DrillRequest(fault.value, rank, at_step)))
+    request = DrillRequest(_known(fault), rank, at_step, steps, factor, rate, source, destination, node, how, stop)
+    print(ask_drill(run, request))
     return 0

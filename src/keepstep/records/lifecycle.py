@@ -82,10 +82,15 @@ class StepProgress(Record, frozen=True, kw_only=True, tag=True):
 
 
 class DrillRecord(Record, frozen=True, kw_only=True, tag=True):
-    """A fault was injected into `rank` at `step` at `wall`."""
+    """A fault was injected into `rank` (or a link from it) at `step` at `wall`, or `ended` there."""
 
-    fault: Annotated[str, Meta(description="what was done: kill, freeze, ...")]
+    fault: Annotated[str, Meta(description="what was done: kill, freeze, slow-compute, ...")]
     requested_step: Annotated[int | None, Meta(description="step it was asked for; -1: at once")] = None
+    ended: Annotated[bool, Meta(description="true: the fault was taken away again")] = False
+    peers: Annotated[tuple[int, ...], Meta(description="ranks at the other end of drilled links")] = ()
+    factor: Annotated[float | None, Meta(description="how many times as long a step takes")] = None
+    rate: Annotated[float | None, Meta(description="limit of drilled links", extra={"unit": "B/s"})] = None
+    note: Annotated[str, Meta(description="what was done, in numbers")] = ""
 
 
 def without_secret(record: OrderRecord) -> OrderRecord:

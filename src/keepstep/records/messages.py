@@ -200,12 +200,17 @@ class Enlist(_Said, frozen=True, tag=True):
 
 
 class Drilled(_Said, frozen=True, tag=True):
-    """An agent injected a fault (`kill` or `freeze`) into `rank`, which was in `step`, at wall-clock time `at`."""
+    """A fault was injected into `rank`, which was in `step` (-1: in none), at wall-clock time `at`; or `ended` there.
+
+    `note` says what was done in numbers where it depends on the job.
+    """
 
     fault: str
     rank: int
     step: int
     at: float
+    ended: bool = False
+    note: str = ""
 
 
 class MemberStarted(_Said, frozen=True, tag=True):
@@ -340,13 +345,14 @@ class Stop(_Ordered, frozen=True, tag=True):
 
 
 class StartMember(_Ordered, frozen=True, tag=True):
-    """To an agent: start a process `member` for `rank` (-1: standby)."""
+    """To an agent: start a process `member` for `rank` (-1: standby). `drill` is a fault to start it with."""
 
     member: str
     rank: int
     local_rank: int
     attempt: int
     environment: dict[str, str]
+    drill: str = ""
 
 
 class Assignment(_Ordered, frozen=True, tag=True):
@@ -368,11 +374,21 @@ class KillMember(_Ordered, frozen=True, tag=True):
 
 
 class Drill(_Ordered, frozen=True, tag=True):
-    """To an agent: inject a fault (`kill` or `freeze`) into `rank` when it reaches `step` (-1: now)."""
+    """Inject `fault` into `rank` when it reaches `step` (-1: now), for `steps` steps (0: until stopped).
+
+    To the agent, which passes on to the member what only that can do. The rest as in `records.drills.DrillRequest`;
+    `peers` are the ranks that a link drill keeps this rank's bytes from. With `stop` the fault ends.
+    """
 
     fault: str
     rank: int
     step: int
+    steps: int = 0
+    factor: float = 0.0
+    rate: float = 0.0
+    peers: tuple[int, ...] = ()
+    how: str = ""
+    stop: bool = False
 
 
 MemberFact = (
@@ -387,8 +403,9 @@ MemberFact = (
     | FirstStep
     | Finished
     | ScriptFailed
+    | Drilled
 )
-Fact = MemberFact | AgentHello | Enlist | Drilled | MemberStarted | MemberExited | MemberStopped | StartFailed
+Fact = MemberFact | AgentHello | Enlist | MemberStarted | MemberExited | MemberStopped | StartFailed
 Order = (
     Welcome
     | Abort

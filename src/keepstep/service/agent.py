@@ -15,6 +15,7 @@ import msgspec
 from keepstep.errors import EnvironmentProblem, RecordError
 from keepstep.records.messages import (
     Drill,
+    Drilled,
     Fact,
     Hello,
     KillMember,
@@ -29,7 +30,7 @@ from keepstep.records.messages import (
 )
 from keepstep.service.background import background
 from keepstep.service.clock import Clock
-from keepstep.service.drill_watch import DrillWatch
+from keepstep.service.drill_watch import DrillWatch, drilled_command, drilled_fact
 from keepstep.service.environment import training_environment
 from keepstep.service.member_process import MemberProcess
 from keepstep.service.output import Console
@@ -139,11 +140,13 @@ class Agent:
     def _start(self, order: StartMember) -> None:
         try:
             ring = RingMemory(order.member, slots=self._settings.ring_slots)
-            process = start_process(self._command(order.rank), self._environment(order))
+            command = drilled_command(self._command(order.rank), order.drill)
+            process = start_process(command, self._environment(order))
         except (OSError, EnvironmentProblem) as error:
             self._upward("", StartFailed(order.member, order.rank, str(error)))
             return
         member = MemberProcess(order.member, order.rank, process=process, ring=ring)
+        member.drill = order.drill
         self.members[order.member] = member
         self._last_steps.pop(order.rank, None)
         if self._warden is not None:
@@ -151,6 +154,8 @@ class Agent:
         member.capture(self._plan.directory / "logs", self._console)
         process.watch(lambda: self._on_exit(member))
         self._upward("", MemberStarted(order.member, order.rank, self._plan.node, process.pid))
+        if order.drill:
+            self._upward("", Drilled(order.drill, order.rank, -1, self._clock.wall()))
 
     def _command(self, rank: int) -> list[str]:
         prefix = [sys.executable] if rank >= 0 else [sys.executable, "-m", "keepstep.training.standby"]
@@ -226,7 +231,7 @@ class Agent:
                 _log.error("member %s may not say %s", member.name, type(message).__name__)
                 return
             member.protected = member.protected or isinstance(message, Hello)
-            self._upward(member.name, message)
+            self._upward(member.name, drilled_fact(message, member.drill))
 
     async def _watch_frozen(self) -> None:
         while True:

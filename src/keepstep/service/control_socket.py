@@ -14,9 +14,10 @@ from typing import Any, Protocol
 import msgspec
 
 from keepstep.errors import EnvironmentProblem, KeepstepError, UsageError
+from keepstep.records.drills import DrillRequest
 from keepstep.service.run_directory import is_running, read_run
 
-__all__ = ["DrillRequest", "DrillTaker", "ask_drill", "serve_control"]
+__all__ = ["DrillTaker", "ask_drill", "serve_control"]
 
 _MAX_LINE_BYTES = 4096
 _CLIENT_S = 5.0
@@ -26,16 +27,8 @@ _CREDENTIALS = struct.Struct("3i")
 class DrillTaker(Protocol):
     """Whoever carries drills out."""
 
-    def __call__(self, fault: str, *, rank: int, step: int) -> str:
-        """Inject `fault`; returns what will happen. Raises UsageError for nonsense."""
-
-
-class DrillRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Inject `fault` into `rank` at `step` (-1: now)."""
-
-    fault: str
-    rank: int
-    step: int
+    def __call__(self, request: DrillRequest) -> str:
+        """Inject a fault; returns what will happen. Raises UsageError for nonsense."""
 
 
 async def serve_control(name: str, drill: DrillTaker) -> asyncio.Server:
@@ -58,10 +51,6 @@ async def serve_control(name: str, drill: DrillTaker) -> asyncio.Server:
 def ask_drill(directory: Path, request: DrillRequest) -> str:
     """Have the run in `directory` inject a fault; returns what it answers. Raises UsageError if it is over."""
     facts = read_run(directory)
-    if not 0 <= request.rank < facts.world:
-        raise UsageError(
-            f"no rank {request.rank} in a job of {facts.world}", remedy=f"ranks are 0 to {facts.world - 1}"
-        )
     over = UsageError(
         f"run {facts.job} is over", where=str(directory), remedy="a drill needs a running job; see `keepstep report`"
     )
@@ -86,7 +75,7 @@ def ask_drill(directory: Path, request: DrillRequest) -> str:
 def _reply(line: bytes, drill: DrillTaker) -> dict[str, Any]:
     try:
         request = msgspec.json.decode(line, type=DrillRequest)
-        return {"ok": True, "say": drill(request.fault, rank=request.rank, step=request.step)}
+        return {"ok": True, "say": drill(request)}
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         return {"ok": False, "say": f"not a request: {error}"}
     except KeepstepError as error:

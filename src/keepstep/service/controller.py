@@ -7,28 +7,32 @@ import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 
+import msgspec
+
+from keepstep.control.drilling import drill_words, plan_drill
 from keepstep.control.job import decide, new_job
 from keepstep.control.job_state import Decision, Directed, JobSpec, StopRequest, Tick
 from keepstep.control.job_state import Event as Input
 from keepstep.control.roster import by_rank
 from keepstep.errors import UsageError
+from keepstep.records.drills import DrillRequest
 from keepstep.records.events import DrillRecord, Event, FactRecord, OrderRecord
-from keepstep.records.messages import Drill, Drilled, Fact
+from keepstep.records.messages import Drill, Drilled, Fact, StartMember
 from keepstep.service.clock import Clock
 from keepstep.service.keeper import Keeper
 from keepstep.service.leadership import Leadership
 
-__all__ = ["FAULTS", "TICK_S", "JobShell"]
+__all__ = ["TICK_S", "JobShell"]
 
 TICK_S = 0.1
-FAULTS = ("kill", "freeze")
 _log = logging.getLogger(__name__)
 
 
 class JobShell:
     """One job. `done` is set when everything has ended; then `state.exit_code` is the job's.
 
-    `steps()` says which step ranks are in, as far as that is known here.
+    `steps()` says which step ranks are in, as far as that is known here. `start_drills` are faults by rank that the
+    first process of the rank is started with.
     """
 
     def __init__(
@@ -39,6 +43,7 @@ class JobShell:
         self._leadership = leadership
         self.done = asyncio.Event()
         self.steps: Callable[[], Mapping[int, int]] = dict
+        self.start_drills: dict[int, str] = {}
         self._send = send
         self._keeper = keeper
         self._clock = clock
@@ -61,33 +66,30 @@ class JobShell:
         finally:
             self._busy = False
 
-    def drill(self, fault: str, *, rank: int, step: int) -> str:
-        """Order a fault for `rank` at `step` (-1: now); returns what will happen. Raises UsageError for nonsense."""
-        world = self.state.spec.world
-        if fault not in FAULTS:
-            raise UsageError(f"no such drill: {fault}", remedy=f"one of {', '.join(FAULTS)}")
-        if not 0 <= rank < world:
-            raise UsageError(f"no rank {rank} in a job of {world}", remedy=f"ranks are 0 to {world - 1}")
-        if step < -1:
-            raise UsageError(f"no step {step}", remedy="steps count from 0")
-        if self.state.exit_code is not None or self.done.is_set():
+    def drill(self, request: DrillRequest) -> str:
+        """Order a fault; returns what will happen. Raises UsageError for nonsense."""
+        if self.done.is_set():
             raise UsageError("the job is ending", remedy="drills need a running job")
-        holder = by_rank(self.state.members).get(rank)
-        if holder is None:
-            raise UsageError(f"nobody holds rank {rank} at the moment", remedy="try again in a moment")
-        order = Drill(self.state.epoch, fault, rank, step)
-        at = self.steps().get(rank, holder.version)
-        self._asked.append(order)
-        directed = Directed(holder.node, "", order, "a person asked for it")
-        self._keeper.keep(self._order_record(directed, self._clock.wall()), durable=True)
-        self._send(directed)
-        if 0 <= step <= at and at > 0:
-            return f"{fault} of rank {rank} at once: it is in step {at}" + (f", past step {step}" if at > step else "")
-        return _planned(order)
+        planned = plan_drill(self.state, request)
+        for directed in planned:
+            assert isinstance(directed.order, Drill)
+            self._asked.append(directed.order)
+            self._keeper.keep(self._order_record(directed, self._clock.wall()), durable=True)
+            self._send(directed)
+        return "; ".join(self._promise(directed.order) for directed in planned if isinstance(directed.order, Drill))
+
+    def _promise(self, order: Drill) -> str:
+        """What `order` will do, and whether its step is past."""
+        holder = by_rank(self.state.members).get(order.rank)
+        at = self.steps().get(order.rank, holder.version if holder is not None else 0)
+        if 0 <= order.step <= at and at > 0:
+            what = drill_words(msgspec.structs.replace(order, step=-1)).replace(" now", " at once", 1)
+            return f"{what}: it is in step {at}" + (f", past step {order.step}" if at > order.step else "")
+        return drill_words(order)
 
     def waiting_drills(self) -> list[str]:
         """What was asked for and has not happened."""
-        return [_planned(order) for order in self._asked]
+        return [drill_words(order) for order in self._asked]
 
     async def tick(self) -> None:
         """Tell the machine that time passes, until the job is done."""
@@ -114,7 +116,7 @@ class JobShell:
         self._leadership.note(decision.state)
         self._record(decision, now)
         for directed in decision.orders:
-            self._send(directed)
+            self._deliver(directed)
         if decision.reason:
             quiet = before in ("gathering", "restarting")
             _log.log(logging.DEBUG if quiet else logging.INFO, "%s", decision.reason)
@@ -142,8 +144,13 @@ class JobShell:
         )
 
     def _note_drill(self, node: str, fact: Drilled) -> None:
-        same = [d for d in self._asked if (d.fault, d.rank) == (fact.fault, fact.rank) and d.step <= fact.step]
-        asked = min(same, key=lambda d: d.step, default=None)
+        """Journal what an agent or a member did, with what it was asked."""
+        same = [
+            drill
+            for drill in self._asked
+            if (drill.fault, drill.rank, drill.stop) == (fact.fault, fact.rank, fact.ended) and drill.step <= fact.step
+        ]
+        asked = min(same, key=lambda drill: drill.step, default=None)
         if asked is not None:
             self._asked.remove(asked)
         record = DrillRecord(
@@ -154,11 +161,21 @@ class JobShell:
             wall=fact.at,
             fault=fact.fault,
             requested_step=asked.step if asked else None,
+            ended=fact.ended,
+            peers=asked.peers if asked else (),
+            factor=asked.factor or None if asked else None,
+            rate=asked.rate or None if asked else None,
+            note=fact.note,
         )
         self._keeper.keep(record, durable=True)
-        _log.info("drill: %s of rank %d in step %d", fact.fault, fact.rank, fact.step)
+        _log.info(
+            "drill: %s%s of rank %d in step %d", "end of " if fact.ended else "", fact.fault, fact.rank, fact.step
+        )
 
-
-def _planned(order: Drill) -> str:
-    when = "now" if order.step < 0 else f"when it reaches step {order.step}"
-    return f"{order.fault} of rank {order.rank} {when}"
+    def _deliver(self, directed: Directed) -> None:
+        """Send an order on its way; the first start of a rank may be drilled."""
+        order = directed.order
+        if isinstance(order, StartMember) and order.attempt == 0 and order.rank in self.start_drills:
+            order = msgspec.structs.replace(order, drill=self.start_drills.pop(order.rank))
+            directed = msgspec.structs.replace(directed, order=order)
+        self._send(directed)

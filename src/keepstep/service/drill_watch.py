@@ -1,20 +1,42 @@
-"""Drills in the agent: wait until a rank reaches a step, then kill or freeze it."""
+"""Drills in the agent: wait until a rank reaches a step, then signal it; what only the process can do is passed on.
+
+Two drills belong to the start of a rank: a process that never comes to `join()`, and one that names another version.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 from collections.abc import Callable, Iterable
 
-from keepstep.records.messages import Drill, Drilled
+import msgspec
+
+from keepstep.records.drills import DRILLS
+from keepstep.records.messages import Drill, Drilled, Hello, MemberFact
 from keepstep.service.background import background
 from keepstep.service.clock import Clock
 from keepstep.service.member_process import MemberProcess
 
-__all__ = ["DrillWatch"]
+__all__ = ["DrillWatch", "drilled_command", "drilled_fact"]
 
 _POLL_S = 0.001
 _SIGNALS = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP}
+_OTHER_VERSION = "0.0.0+drill"
+
+
+def drilled_command(command: list[str], drill: str) -> list[str]:
+    """What to start in place of `command` under the start-up fault `drill` ("": none)."""
+    if drill == "never-start":
+        return [sys.executable, "-c", "import signal\nwhile True: signal.pause()"]
+    return command
+
+
+def drilled_fact(fact: MemberFact, drill: str) -> MemberFact:
+    """What the agent passes on in place of `fact` under the start-up fault `drill` ("": none)."""
+    if drill == "wrong-version" and isinstance(fact, Hello):
+        return msgspec.structs.replace(fact, keepstep_version=_OTHER_VERSION)
+    return fact
 
 
 class DrillWatch:
@@ -49,15 +71,22 @@ class DrillWatch:
             await asyncio.sleep(_POLL_S)
 
     def _due(self, drill: Drill) -> MemberProcess | None:
+        """The process to act on now. What the process does itself it is told early; it waits for its step."""
+        told = DRILLS[drill.fault].by == "member"
         for member in self._members():
-            if member.rank == drill.rank and (
-                drill.step < 0 or (member.protected and member.ring.step() >= drill.step)
-            ):
+            if member.rank != drill.rank:
+                continue
+            if drill.step < 0 and not told:
+                return member
+            if member.protected and (told or member.ring.step() >= drill.step):
                 return member
         return None
 
     def _inject(self, drill: Drill, member: MemberProcess) -> None:
+        if DRILLS[drill.fault].by == "member":
+            member.tell(drill)
+            return
         step = member.ring.step()
         at = self._clock.wall()
-        member.process.send(_SIGNALS[drill.fault])
-        self._report(Drilled(drill.fault, drill.rank, step, at))
+        member.process.send(signal.SIGCONT if drill.stop else _SIGNALS[drill.fault])
+        self._report(Drilled(drill.fault, drill.rank, step, at, ended=drill.stop))

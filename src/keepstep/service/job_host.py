@@ -16,8 +16,9 @@ from typing import Any
 import msgspec
 
 from keepstep import __version__
+from keepstep.control.drilling import parse_start_drill
 from keepstep.control.job_state import Directed, JobSpec, StopRequest
-from keepstep.errors import KeepstepError, StoreError
+from keepstep.errors import KeepstepError, StoreError, UsageError
 from keepstep.fleet.report import report_text, summarise
 from keepstep.records.events import JobEnded, JobStarted, StepProgress
 from keepstep.service.clock import Clock
@@ -40,13 +41,24 @@ _log = logging.getLogger(__name__)
 
 
 class JobPlan(msgspec.Struct, frozen=True):
-    """One job: `script` with `arguments` on `nnodes` nodes, each with the settings' ranks and standbys."""
+    """One job: `script` with `arguments` on `nnodes` nodes, each with the settings' ranks and standbys.
+
+    `drills` are faults to start with, each NAME:RANK.
+    """
 
     job: str
     script: str
     arguments: tuple[str, ...]
     nnodes: int
     settings: Settings
+    drills: tuple[str, ...] = ()
+
+    def start_drills(self) -> dict[int, str]:
+        """`drills` by rank. Raises UsageError for nonsense."""
+        pairs = [parse_start_drill(text, world=self.world) for text in self.drills]
+        if len({rank for _, rank in pairs}) < len(pairs):
+            raise UsageError("two drills start the same rank", remedy="give each --drill another rank")
+        return {rank: name for name, rank in pairs}
 
     @property
     def world(self) -> int:
@@ -104,6 +116,7 @@ class JobHost:
             FileStateStore(directory.path / STATE_FOLDER), plan.job, holder=holder, clock=clock
         )
         self.shell = JobShell(spec, send, keeper=self._keeper, clock=clock, leadership=self._leadership)
+        self.shell.start_drills = plan.start_drills()
 
     async def open(self) -> None:
         """Take signals, listen for drills and make the run known. Raises EnvironmentProblem."""

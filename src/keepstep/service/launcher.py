@@ -35,12 +35,13 @@ _IMPORTS_KEEPSTEP = re.compile(rb"^[ \t]*(?:import|from)\b[^\n#]*\bkeepstep\b", 
 
 
 class RunRequest(msgspec.Struct, frozen=True):
-    """What a person asked for. `directory` None: a new one under the settings' run_root."""
+    """What a person asked for. `directory` None: a new one under the settings' run_root. `drills` as in `JobPlan`."""
 
     script: str
     arguments: tuple[str, ...]
     directory: Path | None
     settings: Settings
+    drills: tuple[str, ...] = ()
 
 
 def checked_script(script: str) -> str:
@@ -72,6 +73,8 @@ def run_job(request: RunRequest) -> int:
     clock = SystemClock()
     job = job_name(clock)
     settings = request.settings
+    plan = JobPlan(job, request.script, request.arguments, 1, settings, request.drills)
+    plan.start_drills()
     path = request.directory or Path(settings.run_root) / job
     directory = RunDirectory(path, reserve_bytes=settings.reserve_bytes)
     progress = Progress()
@@ -79,7 +82,6 @@ def run_job(request: RunRequest) -> int:
     try:
         open_logs(settings.log_level, console=console, directory=directory.logs)
         console.say(f"keepstep: job {job}, run directory {path}", error=True)
-        plan = JobPlan(job, request.script, request.arguments, 1, settings)
         return asyncio.run(_Embedded(plan, directory, clock=clock, console=console).run(progress))
     finally:
         close_logs()

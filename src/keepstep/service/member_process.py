@@ -26,7 +26,8 @@ def loss_in(line: bytes) -> float | None:
 
 
 class MemberProcess:
-    """State of one process. `protected` is true once it said Hello; `rank` is -1 while it has no role."""
+    """State of one process. `protected` is true once it said Hello; `rank` is -1 while it has no role; `drill` is the
+    fault it was started with."""
 
     def __init__(self, name: str, rank: int, *, process: ChildProcess, ring: RingMemory) -> None:
         """Wraps a process that has just been started."""
@@ -37,6 +38,7 @@ class MemberProcess:
         self.wire: AgentWire | None = None
         self.protected = False
         self.ended_by_order = False
+        self.drill = ""
         self.loss: float | None = None
         self._frozen_since: float | None = None
         self._frozen_reported = False

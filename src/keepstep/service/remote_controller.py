@@ -37,13 +37,14 @@ def run_controller(request: RunRequest, listening: Listening) -> int:
     clock = SystemClock()
     settings = request.settings
     job = listening.job or job_name(clock)
+    plan = JobPlan(job, request.script, request.arguments, listening.nnodes, settings, request.drills)
+    plan.start_drills()
     path = request.directory or Path(settings.run_root) / job
     directory = RunDirectory(path, reserve_bytes=settings.reserve_bytes)
     console = Console()
     try:
         open_logs(settings.log_level, console=console, directory=directory.logs)
         token = make_token(Path(settings.token_file) if settings.token_file else path / TOKEN_FILE)
-        plan = JobPlan(job, request.script, request.arguments, listening.nnodes, settings)
         return asyncio.run(_serve(plan, listening, directory=directory, clock=clock, console=console, token=token))
     finally:
         close_logs()

@@ -1,0 +1,79 @@
+"""Faults on purpose: the names of all drills, what each needs to be told, and what is asked for by a person."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+__all__ = ["DRILLS", "MISMATCHES", "START_DRILLS", "Carrier", "DrillKind", "DrillRequest"]
+
+Carrier = Literal["agent", "member", "start"]
+"""Who carries a drill out: the agent (by signal), the training process itself, or the agent when it starts a rank."""
+
+MISMATCHES = ("op", "shape", "extra")
+"""How one rank may disagree: it calls another collective, another number of elements, or one collective too many."""
+
+
+class DrillKind(msgspec.Struct, frozen=True):
+    """One kind of drill. `needs` names what must be given, `may` what can be given besides `rank`; `says` is its help.
+
+    `lasts` says that it goes on until it is stopped, so that `steps` and `stop` make sense.
+    """
+
+    by: Carrier
+    says: str
+    needs: tuple[str, ...] = ("rank",)
+    may: tuple[str, ...] = ()
+    lasts: bool = True
+
+
+class DrillRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a person asks of a running job: inject `fault` at `step` (-1: now) for `steps` steps (0: until stopped).
+
+    `rank` is whom it hits; `source` and `destination` are the ends of a directed link, `node` a host. `factor` is how
+    many times as long a step then takes, `rate` a limit in bytes per second (0: not given). `how` is one of
+    `MISMATCHES`. With `stop` the drill is ended.
+    """
+
+    fault: str
+    rank: int = -1
+    step: int = -1
+    steps: int = 0
+    factor: float = 0.0
+    rate: float = 0.0
+    source: int = -1
+    destination: int = -1
+    node: str = ""
+    how: str = ""
+    stop: bool = False
+
+
+_LINK = ("source", "destination")
+
+DRILLS: dict[str, DrillKind] = {
+    "kill": DrillKind("agent", "SIGKILL to a rank", lasts=False),
+    "freeze": DrillKind("agent", "SIGSTOP to a rank"),
+    "slow-compute": DrillKind("member", "a rank computes --factor times as long", may=("factor",)),
+    "busy-gil": DrillKind("member", "a thread of a rank keeps Python's lock", may=("factor",)),
+    "slow-data": DrillKind("member", "the loader of a rank makes its steps --factor times as long", may=("factor",)),
+    "stop-data": DrillKind("member", "the loader of a rank gives no more batches"),
+    "throttle-link": DrillKind(
+        "member",
+        "one directed link has --rate bytes/s, or makes steps --factor times as long",
+        _LINK,
+        ("factor", "rate"),
+    ),
+    "cut-link": DrillKind("member", "nothing passes one directed link any more", _LINK),
+    "throttle-node": DrillKind(
+        "member", "all links of one node to others have --rate bytes/s", ("node",), ("factor", "rate")
+    ),
+    "mismatch": DrillKind("member", "a rank calls something else than the others", may=("how",), lasts=False),
+    "flip-bit": DrillKind("member", "one bit in the weights of a rank is flipped", lasts=False),
+    "never-start": DrillKind("start", "a rank hangs before it calls join()", lasts=False),
+    "wrong-version": DrillKind("start", "a rank says that it runs another version of keepstep", lasts=False),
+}
+"""Every drill by its name."""
+
+START_DRILLS = tuple(name for name, kind in DRILLS.items() if kind.by == "start")
+"""Drills that only `keepstep run --drill NAME:RANK` can give."""
