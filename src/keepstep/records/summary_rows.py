@@ -58,7 +58,7 @@ PEER_ROW = np.dtype(
 
 def packed(rows: NDArray[np.void]) -> bytes:
     """The bytes of a table."""
-    return rows.tobytes()
+    return bytes(rows.tobytes())
 
 
 def unpacked(tables: Iterable[bytes], row: np.dtype[np.void]) -> NDArray[np.void]:
