@@ -117,7 +117,7 @@ def test_a_request_to_stop_sets_the_exit_code():
 
 @pytest.mark.parametrize(
     ("fault", "rank", "step", "says"),
-    [("kill", 2, -1, "no rank 2"), ("kill", -2, -1, "no rank -2"), ("kill", 0, -2, "no step"), ("melt", 0, 1, "melt")],
+    [("kill", 2, -1, "no rank 2"), ("kill", -1, -1, "no rank -1"), ("kill", 0, -2, "no step"), ("melt", 0, 1, "melt")],
 )
 def test_nonsense_drills_are_refused(fault, rank, step, says):
     shell, _, sent = started()

@@ -131,11 +131,9 @@ def agent(
 def drill(
     fault: Annotated[str, typer.Argument(metavar="FAULT", help=_faults())],
     run: Annotated[Path, typer.Option("--run", metavar="DIR", help="Directory of the running job.")],
-    rank: Annotated[int, typer.Option(help="Which rank.", show_default=False)] = -1,
-    source: Annotated[int, typer.Option("--from", help="Link drills: the rank that sends.", show_default=False)] = -1,
-    destination: Annotated[
-        int, typer.Option("--to", help="Link drills: the rank it sends to.", show_default=False)
-    ] = -1,
+    rank: Annotated[int | None, typer.Option(help="Which rank.")] = None,
+    source: Annotated[int | None, typer.Option("--from", help="Link drills: the rank that sends.")] = None,
+    destination: Annotated[int | None, typer.Option("--to", help="Link drills: the rank it sends to.")] = None,
     node: Annotated[str, typer.Option(help="throttle-node: which node.", show_default=False)] = "",
     at_step: Annotated[int, typer.Option(min=-1, help="When it reaches this step; -1: now.")] = -1,
     steps: Annotated[int, typer.Option(min=0, help="For so many steps; 0: until --stop.")] = 0,

@@ -40,7 +40,7 @@ def plan_drill(state: JobState, request: DrillRequest) -> tuple[Directed, ...]:
     members = by_rank(state.members)
     return tuple(
         _directed(state, request, _holder(members, rank), kind=kind, peers=peers)
-        for rank, peers in _hit(state, request, kind).items()
+        for rank, peers in _hit(state, request).items()
     )
 
 
@@ -96,9 +96,9 @@ def _check_options(request: DrillRequest, kind: DrillKind) -> None:
 
 def _check_values(state: JobState, request: DrillRequest) -> None:
     for rank in (request.rank, request.source, request.destination):
-        if rank != -1:
+        if rank is not None:
             _check_rank(rank, state.spec.world)
-    if request.source == request.destination != -1:
+    if request.source is not None and request.source == request.destination:
         raise UsageError("a link leads to another rank", remedy="give --from and --to two different ranks")
     if request.factor and not 1.0 < request.factor <= _MOST_FACTOR:
         raise UsageError(
@@ -133,11 +133,11 @@ def _check_time(request: DrillRequest, kind: DrillKind) -> None:
         raise UsageError("--stop ends a drill at once", remedy="leave --steps and --at-step out")
 
 
-def _hit(state: JobState, request: DrillRequest, kind: DrillKind) -> dict[int, tuple[int, ...]]:
+def _hit(state: JobState, request: DrillRequest) -> dict[int, tuple[int, ...]]:
     """Who has to act, with the ranks at the other ends of the links it has to slow down."""
-    if "source" in kind.needs:
+    if request.source is not None and request.destination is not None:
         return {request.source: (request.destination,)}
-    if "node" not in kind.needs:
+    if request.rank is not None:
         return {request.rank: ()}
     home = {r: state.nodes[node_of_rank(state.nodes, r)[0]].name for r in range(state.spec.world)}
     inside = tuple(rank for rank, node in home.items() if node == request.node)

@@ -37,13 +37,13 @@ class DrillRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     fault: str
-    rank: int = -1
+    rank: int | None = None
     step: int = -1
     steps: int = 0
     factor: float = 0.0
     rate: float = 0.0
-    source: int = -1
-    destination: int = -1
+    source: int | None = None
+    destination: int | None = None
     node: str = ""
     how: str = ""
     stop: bool = False

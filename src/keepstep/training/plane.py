@@ -198,6 +198,8 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ks_domain_lost": (_I, (_P, ctypes.POINTER(_P), _INTS, _I)),
     "ks_domain_poison": (None, (_P,)),
     "ks_domain_install": (None, (_P, _U32)),
+    "ks_domain_limit": (_I, (_P, _I, _D)),
+    "ks_domain_sent": (_U64, (_P, _I)),
     "ks_shared_bytes": (_U64, ()),
     "ks_plane_new": (_P, (_P, _I, _I, _I, ctypes.c_char_p, _INTS)),
     "ks_plane_close": (None, (_P,)),
@@ -281,6 +283,16 @@ class Domain:
     def span_end(self, mark: int) -> None:
         """Records its end; a span that the ring has passed is dropped."""
         self._c.ks_span_end(self._handle, mark)
+
+    def limit(self, rank: int, bytes_per_s: float | None) -> None:
+        """A drill: all bytes to the member of global `rank` pass a wire of `bytes_per_s`. 0 cuts it, below 0 it is only
+        counted, None ends the drill. The time on the wire is recorded as such. UsageError: too many drilled links."""
+        if self._c.ks_domain_limit(self._handle, rank, float("nan") if bytes_per_s is None else bytes_per_s):
+            raise UsageError(f"no room for a drill on the link to rank {rank}")
+
+    def limited_bytes(self, rank: int) -> int:
+        """Bytes sent to the member of global `rank` since the drill on its link began; 0 without one."""
+        return int(self._c.ks_domain_sent(self._handle, rank))
 
     @property
     def generation(self) -> int:

@@ -179,6 +179,8 @@ void engine_block(struct plane *plane, uint64_t deadline_ns) {
     if (!plane->active) return;
     ask(plane, now);
     tell(plane, now);
+    uint64_t through = limit_wake(plane);
     if (deadline_ns && (!nearest || deadline_ns < nearest)) nearest = deadline_ns;
+    if (through && (!nearest || through < nearest)) nearest = through;
     sleep_until(plane, patience_ms(plane, now, nearest));
 }

@@ -28,6 +28,7 @@ enum { KS_PENDING, KS_RUNNING, KS_DONE, KS_ABORTED, KS_FAILED };
 enum { KS_LOCAL, KS_TREE, KS_RING, KS_CHAIN, KS_DIRECT };                        /* algorithms, as recorded */
 enum { KS_TCP = 1, KS_SHM };                                                     /* transports, as recorded */
 
+enum { LIMITS = 64, PACE_BYTES = 16 << 10 };                                     /* drilled links of a process; a piece on a slow wire */
 enum { FRAME_MAX = 256 << 10, ALIGNMENT = 16, STAGE_BYTES = 256 << 10, PEEK_BYTES = 4096, WHAT_BYTES = 240 };
 #ifndef RING_BYTES
 #define RING_BYTES (1ull << 20)
@@ -65,7 +66,7 @@ struct ks_call {
 struct ks_failure { int32_t peer, error; char what[WHAT_BYTES]; };
 
 struct tally { uint64_t sent, received, own_ns, credit_ns, wire_ns, peer_ns; };
-enum wait_reason { WAIT_NONE, WAIT_OWN, WAIT_CREDIT, WAIT_PEER, WAIT_HOLD };
+enum wait_reason { WAIT_NONE, WAIT_OWN, WAIT_CREDIT, WAIT_PEER, WAIT_HOLD, WAIT_WIRE };
 
 struct ticket;
 struct plane;
@@ -143,6 +144,7 @@ struct link {
     struct channel *out, *in;
     char *out_ring, *in_ring;
     uint64_t head, tail, seen_tail, seen_head;
+    uint64_t paced, release_ns;                                                  /* drilled links: bytes on the slow wire, and when they are through */
 };
 
 struct peer {
@@ -154,6 +156,9 @@ struct peer {
     bool used, peek, asked;
     uint32_t posted;                                                             /* receives waiting for exactly this peer */
 };
+
+/* A drill on all bytes to one member: a wire of bytes_per_s (0: cut, < 0: only counted) that one piece after the other passes. */
+struct limit { _Atomic int rank; _Atomic double bytes_per_s; _Atomic uint64_t sent, busy_ns; };
 
 struct domain {
     bool protected;
@@ -167,6 +172,8 @@ struct domain {
     char *_Atomic ring;
     uint64_t ring_slots;
     _Atomic bool recording;
+    _Atomic int n_limits;                                                        /* entries ever used; a free one has rank -1 */
+    struct limit limits[LIMITS];
 };
 
 struct plane {
@@ -262,6 +269,11 @@ static inline uint64_t item_limit(const struct item *item) {
 static inline bool item_open(const struct item *item) {
     return !item->gate || item->gate->complete || item->gate->done > item->done;
 }
+/* limit.c */
+struct limit *limit_of(struct plane *, const struct peer *);                     /* the drill on what goes to this peer, or NULL */
+size_t limit_pass(struct limit *, struct link *, size_t want, uint64_t now);     /* how many of these bytes the slow wire has carried; 0: wait */
+void limit_sent(struct limit *, struct link *, size_t bytes);
+uint64_t limit_wake(const struct plane *);                                       /* when the first waiting piece is through; 0: none */
 /* plan.c */
 enum { TREE_BYTES = 64 << 10 };
 static inline bool plan_small(uint64_t nbytes) { return nbytes <= TREE_BYTES; }

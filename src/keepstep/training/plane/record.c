@@ -167,6 +167,7 @@ static struct tally waits_until(const struct peer *peer, uint64_t now) {
     struct tally waits = peer->stat;
     if (peer->tx_first && peer->tx_mark && peer->tx_wait == WAIT_OWN) waits.own_ns += now - peer->tx_mark;
     if (peer->tx_first && peer->tx_mark && peer->tx_wait == WAIT_CREDIT) waits.credit_ns += now - peer->tx_mark;
+    if (peer->tx_first && peer->tx_mark && peer->tx_wait == WAIT_WIRE) waits.wire_ns += now - peer->tx_mark;
     if (peer->rx_first && peer->rx_mark && peer->rx_wait == WAIT_PEER) waits.peer_ns += now - peer->rx_mark;
     return waits;
 }

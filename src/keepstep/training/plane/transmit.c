@@ -47,12 +47,25 @@ static size_t frame_ready(const struct transmit *tx, const struct item *item) {
     return end > position ? end - position : 0;
 }
 
+/* Of `ready` payload bytes behind a header of `header` bytes, those that a slow wire of `passed` bytes leaves; whole units. */
+static size_t frame_cut(size_t header, size_t ready, size_t passed) {
+    size_t body = passed > header ? (passed - header) & ~(size_t)(ALIGNMENT - 1) : 0;
+    if (!body && !header) body = ALIGNMENT;
+    return body < ready ? body : ready;
+}
+
 /* Puts once; WAIT_NONE: go on, else the reason to stop. Sets *failed on a dead link. */
-static enum wait_reason put_piece(struct link *link, struct item *item, bool *failed) {
+static enum wait_reason put_piece(struct link *link, struct item *item, struct limit *limit, bool *failed) {
     struct transmit *tx = &link->tx;
     size_t header = sizeof tx->header - tx->header_sent, ready = frame_ready(tx, item);
     size_t pad = ready == tx->payload_left ? tx->pad_left : 0;
     if (!header && !ready && !pad) return WAIT_OWN;
+    if (limit) {
+        size_t want = header + ready + pad, passed = limit_pass(limit, link, want, clock_now_ns());
+        if (!passed) return WAIT_WIRE;
+        if (passed < want) ready = frame_cut(header, ready, passed);
+        if (ready < tx->payload_left) pad = 0;
+    }
     struct iovec parts[3];
     int n = 0;
     if (header) parts[n++] = (struct iovec){(char *)&tx->header + tx->header_sent, header};
@@ -64,6 +77,7 @@ static enum wait_reason put_piece(struct link *link, struct item *item, bool *fa
     uint64_t payload = frame_advance(tx, (size_t)sent, ready);
     item->done += payload;
     item->stat->sent += payload;
+    if (limit) limit_sent(limit, link, (size_t)sent);
     return (size_t)sent < header + ready + pad ? WAIT_CREDIT : WAIT_NONE;
 }
 
@@ -104,8 +118,9 @@ struct link *transmit_through(struct plane *plane, struct item *forward, uint64_
     struct link *link = peer->link;
     bool failed = false;
     if (peer->tx_first != forward || !link || link->kind != KS_SHM || forward->done != done || link->tx.stale || link->hup) return NULL;
+    if (limit_of(plane, peer)) return NULL;
     if (at_boundary(&link->tx)) frame_open(plane, &link->tx, forward);
-    if (link->tx.header_sent < sizeof(struct header)) put_piece(link, forward, &failed);
+    if (link->tx.header_sent < sizeof(struct header)) put_piece(link, forward, NULL, &failed);
     return link->tx.header_sent == sizeof(struct header) && link->tx.payload_left ? link : NULL;
 }
 
@@ -138,7 +153,7 @@ static enum wait_reason transmit_step(struct plane *plane, struct peer *peer, bo
         if (!item_open(item)) return WAIT_OWN;
         frame_open(plane, &link->tx, item);
     }
-    enum wait_reason reason = put_piece(link, item, failed);
+    enum wait_reason reason = put_piece(link, item, limit_of(plane, peer), failed);
     *moved |= reason == WAIT_NONE;
     if (at_boundary(&link->tx) && item->done == item->length) item_done(plane, item);
     return reason;
@@ -152,7 +167,8 @@ bool transmit_progress(struct plane *plane, struct peer *peer) {
     uint64_t start = 0;
     if (plane->timing) {
         start = clock_now_ns();
-        uint64_t *waited = peer->tx_wait == WAIT_OWN ? &peer->tx_first->stat->own_ns : &peer->tx_first->stat->credit_ns;
+        struct tally *stat = peer->tx_first->stat;
+        uint64_t *waited = peer->tx_wait == WAIT_OWN ? &stat->own_ns : peer->tx_wait == WAIT_WIRE ? &stat->wire_ns : &stat->credit_ns;
         if (peer->tx_wait && peer->tx_mark) *waited += start - peer->tx_mark;
     }
     struct tally *stat = peer->tx_first->stat;
