@@ -168,7 +168,7 @@ def measure(rank: int, plan: Plan, path: str, answer: Any) -> None:
         results += results_of(f"all_reduce {NAMES[nbytes]}, {plan.ranks} ranks", values, dict(LEAST))
     if plan.steps:
         for kind in ("DDP", "FSDP2"):
-            values = rounds(step_cases(kind, groups), plan.count)
+            values = rounds(step_cases(kind, groups), 3 * plan.count)
             limits: dict[str, float | None] = {"shared": STEP_LEAST, "tcp": None}
             results += results_of(f"{kind} step, {plan.ranks} ranks", values, limits)
     if rank == 0:
