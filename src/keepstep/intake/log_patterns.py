@@ -1,0 +1,57 @@
+"""What a recogniser of log lines is: words to look for first, then an expression whose named groups become fields."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+
+import msgspec
+
+__all__ = ["Pattern", "PatternIndex", "pattern"]
+
+Refine = Callable[[str, dict[str, str]], dict[str, str] | None]
+"""Looks at line and fields and gives better fields, or None: it was not that after all."""
+
+
+class Pattern(msgspec.Struct, frozen=True):
+    """A kind of event, the lower-case `words` one of which is in every such line, and its expression."""
+
+    kind: str
+    words: tuple[str, ...]
+    expression: re.Pattern[str]
+    refine: Refine | None = None
+
+    def fields_in(self, text: str) -> dict[str, str] | None:
+        """The fields of the event in `text`; None if there is none."""
+        match = self.expression.search(text)
+        if match is None:
+            return None
+        fields = {key: value.strip() for key, value in match.groupdict().items() if value is not None}
+        return fields if self.refine is None else self.refine(text, fields)
+
+
+class PatternIndex:
+    """Many patterns, asked in order of their words: a line without any of the words costs one look for each."""
+
+    def __init__(self, patterns: Iterable[Pattern]) -> None:
+        """Patterns that share a word are asked in the order given."""
+        self._by_word: dict[str, list[Pattern]] = {}
+        for one in patterns:
+            for word in one.words:
+                self._by_word.setdefault(word, []).append(one)
+
+    def matches(self, text: str) -> Iterator[tuple[str, dict[str, str]]]:
+        """(kind, fields) of every event in a line, each kind once."""
+        low = text.lower()
+        seen: set[str] = set()
+        for word, patterns in self._by_word.items():
+            if word in low:
+                for one in patterns:
+                    if one.kind not in seen and (fields := one.fields_in(text)) is not None:
+                        seen.add(one.kind)
+                        yield one.kind, fields
+
+
+def pattern(kind: str, words: str, *, expression: str, refine: Refine | None = None) -> Pattern:
+    """A pattern; `words` are separated by `|`. Case does not matter in the expression."""
+    return Pattern(kind, tuple(words.lower().split("|")), re.compile(expression, re.IGNORECASE), refine)

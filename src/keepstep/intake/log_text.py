@@ -1,0 +1,188 @@
+"""Reads any log text: events by the recognisers of this package, stacks, pasted JSON; in one pass, bounded memory."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from keepstep.errors import RecordError
+from keepstep.intake.application_text import APPLICATION_PATTERNS
+from keepstep.intake.hardware_text import HARDWARE_PATTERNS
+from keepstep.intake.health_text import HEALTH_PATTERNS, health_events
+from keepstep.intake.launcher_text import LAUNCHER_PATTERNS, FailureTable
+from keepstep.intake.log_lines import Line, Speaker, clean, lines_of, speaker_of
+from keepstep.intake.log_patterns import PatternIndex
+from keepstep.intake.nccl_debug import NCCL_PATTERNS
+from keepstep.intake.nccl_watchdog import WATCHDOG_PATTERNS
+from keepstep.intake.notes_text import NOTE_PATTERNS
+from keepstep.intake.pasted_text import PastedText
+from keepstep.intake.phase_text import PHASE_PATTERNS
+from keepstep.intake.reading import opened
+from keepstep.intake.stacks import StackCollector
+from keepstep.intake.tracebacks import Tracebacks
+from keepstep.records.evidence import Evidence, LogEvent, Unread
+
+__all__ = ["MOST_OF_A_KIND", "READER", "LogReader", "rank_of_file"]
+
+MOST_OF_A_KIND = 200
+"""Events of one kind and speaker that are kept from one file: the first ones, and the newest of all."""
+_QUOTED = 500
+_LATEST_ONLY = frozenset({"step_progress", "progress_bar", "teardown"})
+_NAMED = re.compile(
+    r"(?:^|[^a-z])(?P<kind>rank|worker|proc|trainer|task|log)[-_.]?(?P<rank>\d{1,6})(?!\d)", re.IGNORECASE
+)
+_ELASTIC = re.compile(r"^(?:stdout|stderr)(?:\.log)?$")
+_INDEX = PatternIndex(
+    (
+        *WATCHDOG_PATTERNS,
+        *NCCL_PATTERNS,
+        *HARDWARE_PATTERNS,
+        *LAUNCHER_PATTERNS,
+        *APPLICATION_PATTERNS,
+        *HEALTH_PATTERNS,
+        *PHASE_PATTERNS,
+        *NOTE_PATTERNS,
+    )
+)
+
+
+def rank_of_file(path: Path) -> int | None:
+    """The rank that a file's name gives: `rank3.log`, `worker-3.out`, `attempt_0/3/stderr.log`; None if none."""
+    name = path.name
+    if _ELASTIC.match(name) and path.parent.name.isdigit():
+        return int(path.parent.name)
+    found = _NAMED.search(name)
+    return int(found["rank"]) if found else None
+
+
+class LogReader:
+    """Log text of any kind."""
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        return "log text"
+
+    def recognises(self, path: Path, head: bytes) -> bool:
+        """Text: few control characters, and not empty."""
+        if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
+            return True
+        odd = sum(head.count(bytes((code,))) for code in (*range(7), *range(14, 27), *range(28, 32)))
+        return bool(head.strip()) and odd <= len(head) // 50
+
+    def read(self, path: Path) -> Iterator[Evidence]:
+        """Events and stacks in the order of the file; what comes after damage is an Unread."""
+        yield from _Reading(path).evidence()
+
+
+READER = LogReader()
+
+
+class _Reading:
+    """One pass over one file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file_rank = rank_of_file(path)
+        self._pasted = PastedText(path)
+        self._table = FailureTable()
+        self._traces = Tracebacks()
+        self._stacks = StackCollector(str(path), rank=self._file_rank)
+        self._counts: dict[tuple[str, int | None, str | None], int] = {}
+        self._latest: dict[tuple[str, int | None, str | None], LogEvent] = {}
+        self._lines = 0
+
+    def evidence(self) -> Iterator[Evidence]:
+        with opened(self._path) as stream:
+            try:
+                for line in lines_of(stream):
+                    self._lines = line.number
+                    yield from self._line(line)
+            except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+                yield Unread(path=str(self._path), why=f"damaged after line {self._lines}: {error}")
+        yield from self._block(self._pasted.finish())
+        yield from self._stacks.finish()
+        yield from sorted(self._latest.values(), key=lambda event: event.line)
+        yield LogEvent(kind="log_read", path=str(self._path), line=self._lines, text=f"{self._lines} lines read")
+
+    def _line(self, line: Line) -> Iterator[Evidence]:
+        block = self._pasted.feed(line)
+        yield from self._block(block)
+        if self._pasted.skips:
+            return
+        if line.text.startswith("{"):
+            line = Line(line.number, _unwrapped(line.text))
+        self._traces.feed(line)
+        yield from self._stacks.feed(line)
+        found = [*_INDEX.matches(line.text), *self._table.feed(line)]
+        if found:
+            speaker = speaker_of(line.text)
+            for kind, fields in found:
+                yield from self._kept(self._event(kind, fields, line=line, speaker=speaker))
+        if (report := self._traces.mismatch(line)) is not None:
+            yield self._event("mismatch_ranks", {"report": report}, line=line, speaker=speaker_of(line.text))
+
+    def _event(self, kind: str, fields: dict[str, str], *, line: Line, speaker: Speaker) -> LogEvent:
+        """The event with the identity that the line, the fields and the file's name give, in this order."""
+        if kind == "exception":
+            fields = fields | self._traces.stack_for(line)
+        if speaker.local is not None:
+            fields = fields | {"local": str(speaker.local)}
+        if self._pasted.prose:
+            fields = fields | {"claimed": "yes"}
+        rank = speaker.rank
+        if rank is None and not kind.startswith(("note_", "phase_table")):
+            rank = int(fields["rank"]) if fields.get("rank", "").isdigit() else self._file_rank
+        return LogEvent(
+            kind=kind,
+            path=str(self._path),
+            line=line.number,
+            text=line.text[:_QUOTED],
+            rank=rank,
+            node=speaker.node or fields.get("host") or None,
+            pid=speaker.pid,
+            wall=speaker.wall,
+            fields={key: value[:2000] for key, value in fields.items()},
+        )
+
+    def _kept(self, event: LogEvent) -> Iterator[LogEvent]:
+        """The event now, or later if there are too many of its kind."""
+        key = (event.kind, event.rank, event.node)
+        count = self._counts.get(key, 0) + 1
+        self._counts[key] = count
+        if count > MOST_OF_A_KIND or (event.kind in _LATEST_ONLY and count > 1):
+            self._latest[key] = msgspec.structs.replace(event, fields=event.fields | {"seen": str(count)})
+        else:
+            yield event
+
+    def _block(self, block: tuple[int, bytes] | None) -> Iterator[LogEvent]:
+        """Events of a pasted JSON document; one that is no result of a check says nothing."""
+        if block is None:
+            return
+        try:
+            yield from health_events(block[1], path=str(self._path), line=block[0])
+        except RecordError:
+            return
+
+
+def _unwrapped(text: str) -> str:
+    """The message of a log line that is a JSON object, with its rank in front; the line itself if it is none."""
+    try:
+        entry = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    if not isinstance(entry, dict):
+        return text
+    message = next(
+        (entry[key] for key in ("message", "msg", "log", "text", "event") if isinstance(entry.get(key), str)), None
+    )
+    if message is None:
+        return text
+    rank = entry.get("rank")
+    return clean(f"[rank{rank}]: {message}" if isinstance(rank, int) else message)

@@ -1,0 +1,79 @@
+"""Tells a pasted log from the words around it: Markdown with fences, JSON documents inside other text."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from keepstep.intake.log_lines import Line
+
+__all__ = ["LONGEST_BLOCK", "PastedText"]
+
+LONGEST_BLOCK = 8 << 20
+"""Characters of a JSON document pasted into other text; a longer one is read as lines only."""
+
+_FENCE = re.compile(r"^\s{0,3}(~{3,}|`{3,})")
+_HEADING = re.compile(r"^#{1,6} \S")
+
+
+class PastedText:
+    """Follows the lines of one file. `prose` and `skips` speak of the line fed last."""
+
+    def __init__(self, path: Path) -> None:
+        """Only files that look like Markdown have prose: by name, or by a heading above the first fence."""
+        self._markdown = path.suffix.lower() in (".md", ".markdown", ".rst")
+        self._fence = ""
+        self._front = False
+        self._depth = 0
+        self._block: list[str] = []
+        self._size = 0
+        self._began = 0
+        self.prose = False
+        self.skips = False
+
+    def feed(self, line: Line) -> tuple[int, bytes] | None:
+        """A JSON document that is complete with this line: its first line's number and its bytes."""
+        self.skips = self._front_matter(line)
+        fence = _FENCE.match(line.text)
+        if fence and (not self._fence or fence[1].startswith(self._fence)):
+            self._fence = "" if self._fence else fence[1]
+            self.skips = True
+        elif _HEADING.match(line.text) and not self._fence:
+            self._markdown = True
+        self.prose = self._markdown and not self._fence
+        return None if self.skips or self.prose else self._json(line)
+
+    def finish(self) -> tuple[int, bytes] | None:
+        """What was begun and not ended: nothing that can be read."""
+        self._block, self._depth = [], 0
+        return None
+
+    def _front_matter(self, line: Line) -> bool:
+        """Lines between `---` at the very top say how a file was filed, not what happened."""
+        if line.text.strip() == "---" and (line.number == 1 or self._front):
+            self._front = not self._front
+            return True
+        return self._front
+
+    def _json(self, line: Line) -> tuple[int, bytes] | None:
+        text = line.text
+        if not self._depth:
+            if text.strip() not in ("{", "[", "[{"):
+                return None
+            self._block, self._size, self._began = [], 0, line.number
+        self._depth += _balance(text)
+        self._block.append(text)
+        self._size += len(text)
+        if self._size > LONGEST_BLOCK:
+            self._block, self._depth = [], 0
+        if self._depth > 0 or not self._block:
+            return None
+        whole = "\n".join(self._block).encode()
+        self._block, self._depth = [], 0
+        return self._began, whole
+
+
+def _balance(text: str) -> int:
+    """Brackets opened minus closed, strings left out."""
+    bare = re.sub(r'"(?:[^"\\]|\\.)*"', "", text)
+    return sum((character in "{[") - (character in "}]") for character in bare)

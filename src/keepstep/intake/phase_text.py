@@ -1,0 +1,88 @@
+"""What ranks print about the phase they are in, and times of phases a person tabulated by rank."""
+
+from __future__ import annotations
+
+import re
+
+from keepstep.intake.log_patterns import Pattern, pattern
+
+__all__ = ["PHASE_PATTERNS", "phase_word"]
+
+_PHASES: tuple[tuple[str, str], ...] = (
+    ("data", r"\[data\]|\bdata|batch|loader|\binput|iterator|next\(|fetch|dataset|prefetch|tokeni[sz]|shard"),
+    (
+        "communication",
+        r"all_?reduce|all_?gather|reduce_?scatter|broadcast|barrier|collective|\bcomm|nccl|sync\b|all_?to_?all|p2p",
+    ),
+    ("checkpoint", r"checkpoint|ckpt|\bsav(?:e|ing)"),
+    ("backward", r"backward|\bbwd"),
+    ("forward", r"forward|\bfwd"),
+    ("optimizer", r"optimi[sz]er|optim|zero_grad"),
+    ("host", r"host|cpu|launch|\bprep|schedul"),
+    ("compute", r"compute|kernel|gemm|matmul|attention|model|layer|gpu"),
+    ("step", r"step|iter|total"),
+)
+_FORMS = tuple((name, re.compile(form, re.IGNORECASE)) for name, form in _PHASES)
+
+
+def phase_word(text: str) -> str:
+    """The phase a few words speak of, such as `data` for `input_wait_ms`; empty if none."""
+    return next((name for name, form in _FORMS if form.search(text)), "")
+
+
+_VALUE = r"\d+(?:\.\d+)?"
+_PAIR = re.compile(rf"rank ?#?(\d+)\)?\s*[:=]?\s*({_VALUE})(?!\d*\s*(?:/|%))", re.IGNORECASE)
+_NAMED = re.compile(
+    (
+        r"(?P<label>(?:experiment|run|case|config"
+        r"|trial)\s+\w+)?[\s:,-]*(?P<name>[A-Za-z][\w /-]*?)(?:[_ ]?\(?(?P<unit>ms|us|s|sec"
+        r"|seconds)\)?)?\s*[:=]\s*(?=[a-z ]*\(?rank)"
+    ),
+    re.IGNORECASE,
+)
+
+
+def _table(text: str, fields: dict[str, str]) -> dict[str, str] | None:
+    """`values` as `rank:number ...`; `peers` is `median` where one of them stands for all the others."""
+    pairs = _PAIR.findall(text)
+    if len({rank for rank, _ in pairs}) < 2:
+        return None
+    named = _NAMED.search(text)
+    name = (named["name"] if named else text.split("rank", 1)[0]).strip(" :=-|")
+    found = {
+        "values": " ".join(f"{rank}:{value}" for rank, value in pairs[:100_000]),
+        "name": name[:80],
+        "phase": phase_word(name),
+    }
+    if named and named["unit"]:
+        found["unit"] = named["unit"]
+    if named and named["label"]:
+        found["label"] = " ".join(named["label"].split())
+    if re.search(r"median|average|mean|typical|others", text[text.lower().find("rank") :], re.IGNORECASE):
+        found["peers"] = "median"
+    return found if found["phase"] else None
+
+
+def _phase(text: str, fields: dict[str, str]) -> dict[str, str] | None:
+    phase = phase_word(fields["what"])
+    return {"edge": fields["edge"].lower(), "phase": phase, "what": fields["what"].strip()} if phase else None
+
+
+PHASE_PATTERNS: tuple[Pattern, ...] = (
+    pattern(
+        "phase_table",
+        "rank",
+        expression=rf"rank ?#?\d+\)?\s*[:=]?\s*{_VALUE}[^\n]*rank ?#?\d+\)?\s*[:=]?\s*{_VALUE}",
+        refine=_table,
+    ),
+    pattern(
+        "rank_phase",
+        "rank",
+        expression=(
+            r"rank[ =:_]{0,2}\d+\W{1,4}(?:\S+ ){0,3}?(?P<edge>before|after|enter(?:ing|ed)?"
+            r"|start(?:ing|ed)?|begin(?:ning)?|waiting (?:for|in|on)|reached|left|leaving|finished"
+            r"|done(?: with)?|loading|loaded|fetching|got)\s+(?P<what>[^\n]{2,60})"
+        ),
+        refine=_phase,
+    ),
+)
