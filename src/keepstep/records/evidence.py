@@ -150,7 +150,8 @@ class StepTiming(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     seconds: float
     phase: str = "step"
-    """`step`, `forward`, `backward`, `compute`, `data`, `communication`, `optimizer`, `checkpoint`, or the tool's word."""
+    """`step`, `forward`, `backward`, `compute`, `data`, `communication`, `optimizer`, `checkpoint`, or
+    the tool's word."""
     node: str | None = None
     coordinates: dict[str, int] = {}
 

@@ -1,0 +1,151 @@
+"""Progress of groups, brought together: several reports of one group become one, and records become progress."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+import msgspec
+
+from keepstep.records.evidence import CollectiveRecord, GroupProgress, Position, Signature, Transfer
+
+__all__ = ["merged", "progress_of"]
+
+_WRAP = 1 << 31
+"""Two counters of one group further apart than this: the smaller one has wrapped at 32 bits."""
+
+
+def merged(groups: Iterable[GroupProgress]) -> tuple[GroupProgress, ...]:
+    """One GroupProgress for each group (same name, same members, same kinds), in order of first appearance.
+
+    If a rank appears more than once, its furthest numbers are kept and its signatures joined. Counters that wrapped
+    at 32 bits are put behind the others.
+    """
+    named: dict[tuple[str, str], list[GroupProgress]] = defaultdict(list)
+    for group in groups:
+        named[(group.group, group.kinds)].append(group)
+    return tuple(_joined(same) for reports in named.values() for same in _by_members(reports))
+
+
+def _by_members(reports: list[GroupProgress]) -> list[list[GroupProgress]]:
+    """Reports of groups with one name, parted by their members. Those that name no members join the others."""
+    parts: dict[tuple[int, ...], list[GroupProgress]] = {}
+    nameless = []
+    for report in reports:
+        if report.ranks:
+            parts.setdefault(report.ranks, []).append(report)
+        else:
+            nameless.append(report)
+    if not parts:
+        return [nameless]
+    for report in nameless:
+        home = next((ranks for ranks in parts if {item.rank for item in report.positions} <= set(ranks)), None)
+        parts[next(iter(parts)) if home is None else home].append(report)
+    return list(parts.values())
+
+
+def progress_of(records: Iterable[CollectiveRecord]) -> tuple[tuple[GroupProgress, ...], tuple[Transfer, ...]]:
+    """Progress of the groups, and the point-to-point operations that are not finished, out of single records."""
+    by_group: dict[tuple[str, tuple[int, ...]], dict[int, list[CollectiveRecord]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
+    transfers = []
+    for record in records:
+        if not record.point_to_point:
+            by_group[(record.group, record.ranks)][record.rank].append(record)
+        elif record.state != "completed" and record.source is not None and record.destination is not None:
+            transfers.append(_transfer(record, record.source, record.destination))
+    groups = [
+        GroupProgress(
+            group=name,
+            ranks=ranks or tuple(sorted(members)),
+            positions=tuple(_position(rank, mine) for rank, mine in members.items()),
+            description=next(iter(members.values()))[0].description,
+        )
+        for (name, ranks), members in by_group.items()
+    ]
+    return tuple(groups), tuple(transfers)
+
+
+def _transfer(record: CollectiveRecord, source: int, destination: int) -> Transfer:
+    return Transfer(
+        rank=record.rank,
+        source=source,
+        destination=destination,
+        group=record.group,
+        sequence=record.sequence,
+        queued=record.queued,
+        path=record.path,
+    )
+
+
+def _position(rank: int, records: list[CollectiveRecord]) -> Position:
+    """Where `rank` is, from its records of one group."""
+    unfinished = [record for record in records if record.state in ("scheduled", "started")]
+    finished = [record.sequence for record in records if record.state == "completed"]
+    started = [record.sequence for record in records if record.state in ("started", "completed")]
+    oldest = min(unfinished, key=lambda record: record.sequence, default=None)
+    newest_finished = oldest.sequence - 1 if oldest is not None else max(finished, default=None)
+    return Position(
+        rank=rank,
+        queued=max(record.sequence for record in records),
+        started=max(started, default=None),
+        finished=newest_finished,
+        signatures={record.sequence: record.signature for record in records},
+        waiting_since=oldest.queued if oldest is not None else None,
+    )
+
+
+def _joined(same: list[GroupProgress]) -> GroupProgress:
+    if len(same) == 1 and len({position.rank for position in same[0].positions}) == len(same[0].positions):
+        return msgspec.structs.replace(same[0], positions=_unwrapped(same[0].positions))
+    positions: dict[int, Position] = {}
+    for group in same:
+        for position in group.positions:
+            known = positions.get(position.rank)
+            positions[position.rank] = position if known is None else _further(known, position)
+    description = next((group.description for group in same if group.description), "")
+    return msgspec.structs.replace(same[0], positions=_unwrapped(tuple(positions.values())), description=description)
+
+
+def _further(one: Position, other: Position) -> Position:
+    signatures: dict[int, Signature] = {**one.signatures, **other.signatures}
+    return Position(
+        rank=one.rank,
+        queued=_larger(one.queued, other.queued),
+        started=_larger(one.started, other.started),
+        finished=_larger(one.finished, other.finished),
+        signatures=signatures,
+        waiting_since=one.waiting_since if other.waiting_since is None else other.waiting_since,
+    )
+
+
+def _larger(one: int | None, other: int | None) -> int | None:
+    if one is None or other is None:
+        return one if other is None else other
+    return max(one, other)
+
+
+def _unwrapped(positions: tuple[Position, ...]) -> tuple[Position, ...]:
+    """Positions whose small counters are lifted by 2**32 if others of the group are close below that."""
+    top = max((position.queued for position in positions if position.queued is not None), default=0)
+    if not _WRAP < top < 2 * _WRAP:
+        return positions
+    return tuple(
+        position
+        if position.queued is None or top - position.queued < _WRAP
+        else msgspec.structs.replace(
+            position,
+            queued=position.queued + 2 * _WRAP,
+            started=_lifted(position.started),
+            finished=_lifted(position.finished),
+            signatures={sequence + 2 * _WRAP: what for sequence, what in position.signatures.items()},
+        )
+        for position in positions
+    )
+
+
+def _lifted(sequence: int | None) -> int | None:
+    if sequence is None or sequence > _WRAP:
+        return sequence
+    return sequence + 2 * _WRAP

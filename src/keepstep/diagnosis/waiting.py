@@ -1,0 +1,251 @@
+"""Who waits for whom: a graph of ranks and of the operations that block them.
+
+Every rank that has unfinished operations is blocked by its oldest one. An operation waits for each of its members that
+is not there: it has not queued the operation, or it is blocked by another, older one. Where the graph ends is the
+origin; everybody who can reach it is a victim. Built in time near linear in the number of positions.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+
+from keepstep.records.evidence import GroupProgress, Position, Transfer
+
+__all__ = ["Blocker", "WaitGraph", "wait_graph"]
+
+_MOST_FRONTIERS = 16
+"""Different oldest operations of one group that are looked at one by one; a hang has few."""
+
+_ROOTED = ("broadcast", "reduce", "gather", "scatter")
+"""Operations that one member may finish although others have not come."""
+
+_UNKNOWN = -(1 << 62)
+
+
+@dataclass(slots=True)
+class Blocker:
+    """One operation that blocks somebody: a collective of a group, or a transfer between two ranks."""
+
+    group: GroupProgress | None
+    sequence: int
+    transfer: Transfer | None = None
+    waiters: list[int] = field(default_factory=list)
+    """Ranks whose oldest unfinished operation it is."""
+    missing: list[int] = field(default_factory=list)
+    """Members that have not queued it."""
+    elsewhere: list[int] = field(default_factory=list)
+    """Members that have queued it and are blocked by an older operation."""
+    passed: list[int] = field(default_factory=list)
+    """Members that have finished it."""
+    silent: list[int] = field(default_factory=list)
+    """Members that reported nothing at all."""
+
+
+@dataclass(slots=True)
+class WaitGraph:
+    """The graph, and its ends."""
+
+    blockers: list[Blocker]
+    blocked_by: dict[int, list[int]]
+    """Rank to indices in `blockers`."""
+    stuck: dict[int, int]
+    """Ranks that have not finished what all others of the operation have: rank to index in `blockers`."""
+    ends: list[tuple[list[int], list[int]]] = field(default_factory=list)
+    """Strongly connected parts with no way out that somebody waits for: (ranks, indices in `blockers`)."""
+    heard: set[int] = field(default_factory=set)
+    """Ranks that reported something."""
+    _arrows: list[tuple[int, int]] = field(default_factory=list)
+    _nodes: dict[int, int] = field(default_factory=dict)
+
+    def victims_of(self, ranks: Iterable[int], blockers: Iterable[int] = ()) -> tuple[int, ...]:
+        """Ranks that wait, directly or through others, for these ranks or operations; without these ranks, sorted."""
+        backwards: dict[int, list[int]] = defaultdict(list)
+        for tail, head in self._arrows:
+            backwards[head].append(tail)
+        offset = len(self._nodes)
+        ranks = list(ranks)
+        todo = [self._nodes[rank] for rank in ranks if rank in self._nodes] + [offset + index for index in blockers]
+        seen = set(todo)
+        while todo:
+            for tail in backwards[todo.pop()]:
+                if tail not in seen:
+                    seen.add(tail)
+                    todo.append(tail)
+        named = {node: rank for rank, node in self._nodes.items()}
+        return tuple(sorted({named[node] for node in seen if node < offset} - set(ranks)))
+
+
+def wait_graph(groups: Sequence[GroupProgress], transfers: Iterable[Transfer] = ()) -> WaitGraph:
+    """The graph for merged `groups` (see progress.merged) and the unfinished `transfers`."""
+    transfers = list(transfers)
+    heard = {position.rank for group in groups for position in group.positions}
+    heard.update(transfer.rank for transfer in transfers)
+    blockers, blocked_by = _oldest(groups, transfers)
+    graph = WaitGraph(blockers, blocked_by, {}, heard=heard)
+    posted = {(transfer.rank, transfer.source, transfer.destination) for transfer in transfers}
+    for index, blocker in enumerate(blockers):
+        _fill(graph, index, blocker, posted)
+    for index, blocker in enumerate(blockers):
+        _mark_stuck(graph, index, blocker)
+    _find_ends(graph)
+    return graph
+
+
+def _oldest(groups: Sequence[GroupProgress], transfers: list[Transfer]) -> tuple[list[Blocker], dict[int, list[int]]]:
+    """The operations that block, and which of them block each rank: its oldest, or all where the times are unknown."""
+    candidates: dict[int, list[tuple[float | None, tuple[int, int, int]]]] = defaultdict(list)
+    for number, group in enumerate(groups):
+        for position, sequence in _unfinished(group):
+            candidates[position.rank].append((position.waiting_since, (number, sequence, -1)))
+    for transfer in transfers:
+        candidates[transfer.rank].append((transfer.queued, (-1, transfer.source, transfer.destination)))
+    index_of: dict[tuple[int, int, int], int] = {}
+    blockers: list[Blocker] = []
+    blocked_by: dict[int, list[int]] = {}
+    example = {(transfer.source, transfer.destination): transfer for transfer in transfers}
+    for rank, mine in candidates.items():
+        chosen = [key for since, key in mine]
+        if len(mine) > 1 and all(since is not None for since, _ in mine):
+            first = min(since for since, _ in mine if since is not None)
+            chosen = [key for since, key in mine if since == first]
+        for key in dict.fromkeys(chosen):
+            if key not in index_of:
+                index_of[key] = len(blockers)
+                number, sequence, _ = key
+                collective = number >= 0
+                blockers.append(
+                    Blocker(groups[number], sequence) if collective else Blocker(None, 0, example[(key[1], key[2])])
+                )
+            blockers[index_of[key]].waiters.append(rank)
+            blocked_by.setdefault(rank, []).append(index_of[key])
+    return blockers, blocked_by
+
+
+def _unfinished(group: GroupProgress) -> Iterable[tuple[Position, int]]:
+    """Positions that wait for something, with the sequence of the oldest thing they wait for."""
+    known = [position.queued for position in group.positions if position.queued is not None]
+    lowest = min(known, default=0)
+    frontiers: set[int] = set()
+    waiting = []
+    for position in group.positions:
+        if position.queued is None:
+            continue
+        finished = lowest if position.finished is None else position.finished
+        if position.queued > finished:
+            waiting.append((position, finished + 1))
+            frontiers.add(finished + 1)
+    if len(frontiers) > _MOST_FRONTIERS:
+        limit = sorted(frontiers)[_MOST_FRONTIERS - 1]
+        return [(position, min(sequence, limit)) for position, sequence in waiting]
+    return waiting
+
+
+def _fill(graph: WaitGraph, index: int, blocker: Blocker, posted: set[tuple[int, int, int]]) -> None:
+    """Sort the members of the operation into those who are there and those who are not, each for its reason."""
+    if blocker.group is None:
+        _fill_transfer(graph, index, blocker, posted)
+        return
+    ranks, queued, finished, started = _table(blocker.group)
+    seen = set(ranks.tolist())
+    blocker.missing = ranks[queued < blocker.sequence].tolist()
+    blocker.passed = ranks[finished >= blocker.sequence].tolist()
+    undecided = (queued >= blocker.sequence) & (finished < blocker.sequence) & (started < blocker.sequence)
+    blocker.elsewhere = [rank for rank in ranks[undecided].tolist() if index not in graph.blocked_by.get(rank, [])]
+    for rank in blocker.group.ranks:
+        if rank not in seen:
+            (blocker.missing if rank in graph.heard else blocker.silent).append(rank)
+
+
+def _table(group: GroupProgress) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Ranks of the group that reported, and their newest queued, finished and started sequence, as arrays."""
+    positions = [position for position in group.positions if position.queued is not None]
+    unknown_finish = min((position.queued or 0 for position in positions), default=0)
+
+    def column(values: Iterable[int | None], default: int) -> np.ndarray:
+        return np.fromiter((default if value is None else value for value in values), dtype=np.int64)
+
+    return (
+        column((position.rank for position in positions), 0),
+        column((position.queued for position in positions), _UNKNOWN),
+        column((position.finished for position in positions), unknown_finish),
+        column((position.started for position in positions), _UNKNOWN),
+    )
+
+
+def _fill_transfer(graph: WaitGraph, index: int, blocker: Blocker, posted: set[tuple[int, int, int]]) -> None:
+    transfer = blocker.transfer
+    assert transfer is not None
+    for rank in (transfer.source, transfer.destination):
+        if index in graph.blocked_by.get(rank, []):
+            continue
+        if rank not in graph.heard:
+            blocker.silent.append(rank)
+        elif (rank, transfer.source, transfer.destination) in posted:
+            blocker.elsewhere.append(rank)
+        else:
+            blocker.missing.append(rank)
+
+
+def _mark_stuck(graph: WaitGraph, index: int, blocker: Blocker) -> None:
+    """Waiters of an operation that all have queued and most have finished: what holds them is their own."""
+    if not blocker.passed or blocker.missing or blocker.silent or blocker.group is None:
+        return
+    if len(blocker.waiters) + len(blocker.elsewhere) > max(1, len(blocker.passed)):
+        return
+    if _is_rooted(blocker) and len(blocker.passed) < len(blocker.group.ranks) - 1:
+        return
+    for rank in blocker.waiters:
+        graph.stuck[rank] = index
+
+
+def _is_rooted(blocker: Blocker) -> bool:
+    assert blocker.group is not None
+    for position in blocker.group.positions:
+        signature = position.signatures.get(blocker.sequence)
+        if signature is not None:
+            return signature.op.strip("_").startswith(_ROOTED) and "reduce_scatter" not in signature.op
+    return False
+
+
+def _find_ends(graph: WaitGraph) -> None:
+    """Fill `ends`: parts of the graph with no way out that somebody waits for, or that are stuck by themselves."""
+    ranks = set(graph.blocked_by)
+    for blocker in graph.blockers:
+        ranks.update(blocker.missing, blocker.elsewhere)
+    graph._nodes = {rank: number for number, rank in enumerate(sorted(ranks))}
+    offset = len(graph._nodes)
+    arrows = [
+        (graph._nodes[rank], offset + index)
+        for rank, indices in graph.blocked_by.items()
+        if rank not in graph.stuck
+        for index in indices
+    ]
+    for index, blocker in enumerate(graph.blockers):
+        arrows += [(offset + index, graph._nodes[rank]) for rank in (*blocker.missing, *blocker.elsewhere)]
+    graph._arrows = arrows
+    size = offset + len(graph.blockers)
+    if not size:
+        return
+    tails, heads = (np.array([arrow[end] for arrow in arrows], dtype=np.int64) for end in (0, 1))
+    matrix = coo_array((np.ones(len(arrows), dtype=np.int8), (tails, heads)), shape=(size, size))
+    count, part = connected_components(matrix.tocsr(), directed=True, connection="strong")
+    leaves = np.ones(count, dtype=bool)
+    reached = np.zeros(count, dtype=bool)
+    if arrows:
+        crossing = part[tails] != part[heads]
+        leaves[part[tails[crossing]]] = False
+        reached[part[heads]] = True
+    for rank in graph.stuck:
+        reached[part[graph._nodes[rank]]] = True
+    members: dict[int, tuple[list[int], list[int]]] = {}
+    named = sorted(graph._nodes)
+    for node in np.flatnonzero(leaves[part] & reached[part]).tolist():
+        found = members.setdefault(int(part[node]), ([], []))
+        found[0 if node < offset else 1].append(named[node] if node < offset else node - offset)
+    graph.ends = list(members.values())

@@ -1,0 +1,234 @@
+"""Where a job stands still: the origin of a hang in nested groups, from sequence numbers.
+
+A rank that waits because another group is stuck is a victim and never blamed. The origin is where the graph of waiting
+ends: a rank that is not there while others wait for it (`noncommunication_hang`), an operation that everybody has
+reached and nobody finishes (`communication_hang`), ranks that wait for each other in a circle
+(`collective_mismatch`), or a rank that said nothing (`reporter_silent`). Two ends are two findings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from keepstep.diagnosis.hang_words import about, listed, title
+from keepstep.diagnosis.mismatch import mismatches
+from keepstep.diagnosis.progress import merged
+from keepstep.diagnosis.waiting import Blocker, WaitGraph, wait_graph
+from keepstep.records.evidence import GroupProgress, Place, Reporter, Transfer
+from keepstep.records.finding import Finding, Suspect
+
+__all__ = ["diagnose_hang"]
+
+_MOST_ORIGINS = 8
+"""More origins than this (and more than a quarter of the ranks): the data do not single anybody out."""
+
+
+def diagnose_hang(
+    groups: Iterable[GroupProgress],
+    transfers: Iterable[Transfer] = (),
+    *,
+    reporters: Iterable[Reporter] = (),
+    places: Iterable[Place] = (),
+) -> tuple[Finding, ...]:
+    """Findings about a job that stands still; none if no rank waits for anything.
+
+    `transfers` are point-to-point operations that are not finished. `reporters` add evidence about ranks that were
+    empty or absent; `places` let several ranks of one node become one finding.
+    """
+    joined = merged(groups)
+    graph = wait_graph(joined, transfers)
+    notes = {reporter.rank: reporter for reporter in reporters if reporter.rank is not None}
+    wrong = mismatches(joined)
+    findings = list(wrong)
+    covered = {finding.group for finding in wrong}
+    origins: list[int] = []
+    for ranks, blockers in graph.ends:
+        if any(_is_of(graph.blockers[index], covered) for index in blockers):
+            continue
+        if len(ranks) == 1 and not blockers:
+            origins += [] if wrong and _waited_only_in(graph, ranks[0], covered) else ranks
+        elif not ranks:
+            findings.append(_end_at_operation(graph, blockers[0], notes))
+        else:
+            findings.append(_circle(graph, ranks, blockers))
+    findings += _origins(graph, origins, notes, places=list(places))
+    return tuple(sorted(findings, key=lambda finding: -finding.confidence))
+
+
+def _is_of(blocker: Blocker, names: set[str | None]) -> bool:
+    return blocker.group is not None and blocker.group.group in names
+
+
+def _waited_only_in(graph: WaitGraph, rank: int, names: set[str | None]) -> bool:
+    """Whether everybody who waits for `rank` does so in one of the groups."""
+    return rank not in graph.stuck and all(
+        _is_of(blocker, names) for blocker in graph.blockers if rank in blocker.missing
+    )
+
+
+def _origins(
+    graph: WaitGraph, origins: list[int], notes: dict[int, Reporter], *, places: Sequence[Place]
+) -> list[Finding]:
+    """Findings for ranks at which the graph ends."""
+    ahead = _ahead_of_all(graph, origins)
+    if ahead is not None:
+        return [ahead]
+    if len(origins) > max(_MOST_ORIGINS, len(graph.heard) // 4):
+        return [_nobody(graph, origins)]
+    node_of = {place.rank: place.node for place in places if place.node is not None}
+    found = []
+    for ranks in _by_node(origins, node_of):
+        found.append(_origin(graph, ranks, notes, node=node_of[ranks[0]] if len(ranks) > 1 else None))
+    return found
+
+
+def _by_node(origins: list[int], node_of: dict[int, str]) -> list[list[int]]:
+    """Origins alone, except where all ranks of one node (two at least) are origins: these together."""
+    whole: dict[str, set[int]] = {}
+    for rank, node in node_of.items():
+        whole.setdefault(node, set()).add(rank)
+    together = [sorted(ranks) for ranks in whole.values() if len(ranks) > 1 and ranks <= set(origins)]
+    taken = {rank for ranks in together for rank in ranks}
+    return together + [[rank] for rank in origins if rank not in taken]
+
+
+def _origin(graph: WaitGraph, ranks: list[int], notes: dict[int, Reporter], *, node: str | None) -> Finding:
+    stuck = [graph.blockers[graph.stuck[rank]] for rank in ranks if rank in graph.stuck]
+    needed = [blocker for blocker in graph.blockers if set(ranks) & set(blocker.missing)]
+    victims = graph.victims_of(ranks)
+    evidence = [about(blocker, ranks) for blocker in needed[:3]]
+    for rank in ranks:
+        if rank in graph.stuck:
+            blocker = graph.blockers[graph.stuck[rank]]
+            evidence.append(
+                f"{title(blocker)}: {listed(blocker.passed)} finished it, rank {rank} queued it too and has not: "
+                "its device stopped working it off"
+            )
+        else:
+            evidence.append(f"rank {rank} has nothing unfinished of its own that would explain it")
+        if rank in notes and notes[rank].state != "present":
+            evidence.append(
+                f"the report of rank {rank} is {notes[rank].state}. {notes[rank].detail}".rstrip(". ") + "."
+            )
+    evidence.append(f"{len(victims)} ranks wait for it, directly or through other groups: {listed(victims)}")
+    silent = any(blocker.silent for blocker in graph.blockers)
+    return Finding(
+        kind="noncommunication_hang",
+        layer="hardware_gpu" if stuck else "undetermined",
+        suspects=((Suspect(node=node),),) if node is not None else tuple((Suspect(rank=rank),) for rank in ranks),
+        victims=victims,
+        confidence=(0.9 if needed else 0.65) - (0.15 if silent else 0.0),
+        evidence=tuple(evidence),
+        next_probe=(
+            f"stack of {listed(ranks)} (py-spy dump), and the state, Xid messages and utilisation of its device"
+            if stuck
+            else f"stack of {listed(ranks)} (py-spy dump): what does it do instead of the collective?"
+        ),
+    )
+
+
+def _end_at_operation(graph: WaitGraph, index: int, notes: dict[int, Reporter]) -> Finding:
+    """Everybody who reported has reached the operation, and it does not finish."""
+    blocker = graph.blockers[index]
+    victims = graph.victims_of((), (index,))
+    if blocker.silent:
+        return _silent(graph, blocker, victims, notes)
+    involved = sorted({*blocker.waiters, *blocker.elsewhere})
+    suspects: tuple[Suspect, ...] = tuple(Suspect(rank=rank) for rank in involved)
+    if blocker.transfer is not None:
+        pair = (blocker.transfer.source, blocker.transfer.destination)
+        suspects = (Suspect(source=pair[0]), Suspect(destination=pair[1]), Suspect(link=pair))
+    return Finding(
+        kind="communication_hang",
+        layer="undetermined",
+        group=None if blocker.group is None else blocker.group.group,
+        suspects=(suspects,),
+        victims=tuple(rank for rank in victims if rank not in involved),
+        confidence=0.6,
+        evidence=(
+            f"{title(blocker)}: all members have queued it, {len(blocker.waiters)} wait in it, "
+            + (f"only {listed(blocker.passed)} finished it" if blocker.passed else "none has finished it"),
+            "no rank is behind another one: sequence numbers cannot tell its members and their links apart",
+        ),
+        next_probe="network and device counters of these ranks, or a transfer between each pair of them",
+    )
+
+
+def _silent(graph: WaitGraph, blocker: Blocker, victims: tuple[int, ...], notes: dict[int, Reporter]) -> Finding:
+    silent = sorted(blocker.silent)
+    expected = set(blocker.group.ranks) if blocker.group is not None else {*silent, *blocker.waiters}
+    evidence = [
+        f"{title(blocker)}: {len(blocker.waiters)} ranks wait in it",
+        f"nothing was reported by {listed(silent)}",
+        *(f"rank {rank}: {notes[rank].state}. {notes[rank].detail}" for rank in silent if rank in notes),
+    ]
+    if len(silent) * 2 > len(expected):
+        return Finding(
+            kind="undetermined",
+            victims=(),
+            confidence=0.2,
+            evidence=(*evidence, "reports of most of the group are missing"),
+            next_probe=f"collect the reports of {listed(silent)}",
+        )
+    return Finding(
+        kind="reporter_silent",
+        suspects=(tuple(Suspect(rank=rank) for rank in silent),),
+        victims=victims,
+        confidence=0.7 if len(silent) == 1 else 0.5,
+        evidence=tuple(evidence),
+        next_probe=f"are the processes and hosts of {listed(silent)} alive? Their reports and stacks",
+    )
+
+
+def _circle(graph: WaitGraph, ranks: list[int], blockers: list[int]) -> Finding:
+    """Ranks that wait for each other: they called the collectives in different orders."""
+    certain = all(graph.blockers[index].missing for index in blockers)
+    evidence = [about(graph.blockers[index], ranks) for index in blockers[:4]]
+    return Finding(
+        kind="collective_mismatch",
+        layer="application",
+        suspects=(tuple(Suspect(rank=rank) for rank in sorted(ranks)),),
+        victims=graph.victims_of(ranks),
+        confidence=0.8 if certain else 0.5,
+        evidence=(f"{listed(sorted(ranks))} wait for each other in a circle", *evidence),
+        next_probe="the Python stacks of these ranks: in which order does each call the collectives of its groups?",
+    )
+
+
+def _ahead_of_all(graph: WaitGraph, origins: list[int]) -> Finding | None:
+    """A single rank that waits for members who all have nothing to do: it called a collective that nobody else did."""
+    waiters = {rank for blocker in graph.blockers for rank in blocker.waiters}
+    if len(waiters) != 1 or len(origins) < 2 or len(graph.blockers) != 1 or graph.stuck:
+        return None
+    blocker, (rank,) = graph.blockers[0], waiters
+    if blocker.group is None or len(blocker.missing) != len(blocker.group.ranks) - 1:
+        return None
+    reached = {position.queued for position in blocker.group.positions if position.rank != rank}
+    if reached != {blocker.sequence - 1}:
+        return None
+    return Finding(
+        kind="collective_mismatch",
+        layer="application",
+        group=blocker.group.group,
+        sequence=blocker.sequence,
+        suspects=((Suspect(rank=rank),),),
+        confidence=0.6,
+        evidence=(
+            f"{title(blocker)}: rank {rank} alone has called it",
+            f"{len(origins)} other members have finished {blocker.sequence - 1} and wait for nothing",
+            "one call too many on this rank fits; all others being held up outside the collectives fits too",
+        ),
+        next_probe="the Python stacks of this rank and of one other",
+    )
+
+
+def _nobody(graph: WaitGraph, origins: list[int]) -> Finding:
+    return Finding(
+        kind="undetermined",
+        confidence=0.2,
+        evidence=(
+            f"{len(origins)} of {len(graph.heard)} ranks have not reached collectives that others wait in: "
+            "these data do not single anybody out",
+        ),
+        next_probe="dumps of all ranks, taken together some seconds after progress stopped; stacks of all ranks",
+    )
