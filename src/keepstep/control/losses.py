@@ -12,13 +12,15 @@ from keepstep.control.roster import Member, Status, live
 from keepstep.control.starting import start_standby
 from keepstep.control.turn import GRACE_S, Turn
 from keepstep.records.messages import Abort, Fence, MemberExited, MemberStopped, PeerLostReport, StartFailed
+from keepstep.records.watch_messages import MemberHung
 
-__all__ = ["on_exited", "on_peer_lost", "on_start_failed", "on_stopped", "on_tick"]
+__all__ = ["on_exited", "on_hung", "on_peer_lost", "on_start_failed", "on_stopped", "on_tick"]
 
 _FENCE_GRACE_S = 30.0
 _LINK_PATIENCE_S = 1.0
 _LEAVE_PATIENCE_S = 60.0
 _SIGSTOP = 19
+_SIGKILL = 9
 
 # ---------------------------------------------------------------- a process is gone
 
@@ -149,12 +151,29 @@ def on_stopped(turn: Turn, event: Event) -> None:
         _standby_lost(turn, member, how="is frozen", again=True)
         return
     why = f"rank {member.rank} ({member.name} on {member.node}) is frozen"
+    _stands_still(turn, fact, member=member, signal=_SIGSTOP, why=why)
+
+
+def on_hung(turn: Turn, event: Event) -> None:
+    """A process lives and does nothing, by hard evidence: as a frozen one, its place is given to another."""
+    fact = event.fact
+    assert isinstance(fact, MemberHung)
+    member = turn.state.members.get(fact.member)
+    if member is None or member.rank < 0 or member.status in (Status.GONE, Status.FENCED, Status.FINISHED):
+        return
+    where = f" at {fact.where}" if fact.where else ""
+    why = f"rank {member.rank} ({member.name} on {member.node}) hangs{where}"
+    _stands_still(turn, fact, member=member, signal=_SIGKILL, why=why)
+
+
+def _stands_still(turn: Turn, fact: MemberStopped | MemberHung, *, member: Member, signal: int, why: str) -> None:
+    """Fence a member that does nothing, and repair its loss; `signal` stands for it in the exit code."""
     loss = Loss(
         rank=member.rank,
         member=member.name,
         node=member.node,
         kind="noncommunication_hang",
-        signal=_SIGSTOP,
+        signal=signal,
         code=0,
         onset=fact.onset or fact.since,
         detected=turn.now,

@@ -71,3 +71,10 @@ class Finding(Record, frozen=True, kw_only=True, tag=True):
     evidence: Annotated[tuple[str, ...], Meta(description="what leads to it, in order")] = ()
     next_probe: Annotated[str, Meta(description="what would split the sets")] = ""
     cost: Annotated[float | None, Meta(description="loss it causes", extra={"unit": "GPU-s per step"})] = None
+    number: Annotated[int, Meta(ge=0, description="counts the job's findings from 1; 0: not numbered")] = 0
+    status: Annotated[
+        Literal["new", "updated", "ended"],
+        Meta(description="`updated` and `ended` speak of the earlier record with the same `number`"),
+    ] = "new"
+    refers: Annotated[int | None, Meta(description="number of the finding that a probe narrowed")] = None
+    bundle: Annotated[str, Meta(description="folder of the run directory with the evidence")] = ""

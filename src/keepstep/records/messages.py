@@ -10,6 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from keepstep.errors import RecordError
+from keepstep.records.watch_messages import WatchFact, WatchOrder
 
 __all__ = [
     "MAX_MESSAGE_BYTES",
@@ -405,7 +406,7 @@ MemberFact = (
     | ScriptFailed
     | Drilled
 )
-Fact = MemberFact | AgentHello | Enlist | MemberStarted | MemberExited | MemberStopped | StartFailed
+Fact = MemberFact | AgentHello | Enlist | MemberStarted | MemberExited | MemberStopped | StartFailed | WatchFact
 Order = (
     Welcome
     | Abort
@@ -420,6 +421,7 @@ Order = (
     | KillMember
     | Assignment
     | Drill
+    | WatchOrder
 )
 Message = Fact | Order
 

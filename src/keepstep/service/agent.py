@@ -28,11 +28,13 @@ from keepstep.records.messages import (
     StartMember,
     Welcome,
 )
+from keepstep.records.watch_messages import CheckHang, GiveEvidence
 from keepstep.service.background import background
 from keepstep.service.clock import Clock
 from keepstep.service.drill_watch import DrillWatch, drilled_command, drilled_fact
 from keepstep.service.environment import training_environment
 from keepstep.service.member_process import MemberProcess
+from keepstep.service.member_watch import MemberWatch
 from keepstep.service.output import Console
 from keepstep.service.ports import free_port
 from keepstep.service.processes import frozen, start_process
@@ -88,6 +90,14 @@ class Agent:
         self._ports: dict[int, int] = {}
         self._last_steps: dict[int, int] = {}
         self._archive = RingArchive(plan.directory / "incidents", clock=clock)
+        self._watch = MemberWatch(
+            plan.node,
+            lambda: tuple(self.members.values()),
+            upward=upward,
+            last_words=self._last_words,
+            logs=plan.directory / "logs",
+            clock=clock,
+        )
         self._drills = DrillWatch(self.members.values, clock=clock, report=lambda fact: upward("", fact))
 
     async def open(self) -> None:
@@ -95,6 +105,7 @@ class Agent:
         self._server = await serve(f"keepstep-{self._plan.job}-{secrets.token_hex(8)}", self._on_connect)
         self._warden = Warden()
         self._poller = background(self._watch_frozen())
+        self._watch.open()
 
     def obey(self, member: str, order: Order) -> None:
         """Carry out an order for `member`, or for the agent itself where `member` is empty."""
@@ -105,12 +116,15 @@ class Agent:
                 self._end(order.member, order.grace_s)
             case Drill():
                 self._drills.arm(order)
+            case CheckHang() | GiveEvidence():
+                self._watch.obey(order)
             case _:
                 self._forward(member, order)
 
     async def close(self, grace_s: float = 0.0) -> None:
         """End every process still there (SIGTERM, SIGKILL after `grace_s`) and close everything."""
         self._drills.close()
+        await self._watch.close()
         for name in tuple(self.members):
             self._end(name, grace_s)
         while self._ends:
@@ -243,7 +257,10 @@ class Agent:
                     self._report_frozen(member, since)
 
     def _report_frozen(self, member: MemberProcess, since: float) -> None:
-        rings = {m.name: m.ring for m in self.members.values()}
-        private, onset = self._archive.last_words(member.name, rings)
+        private, onset = self._last_words(member.name)
         self._upward(member.name, MemberStopped(member.name, member.rank, since, private, onset))
-        self._archive.save(rings)
+        self._archive.save({m.name: m.ring for m in self.members.values()})
+
+    def _last_words(self, name: str) -> tuple[dict[int, bytes], float]:
+        """What `name` published last, and when the first collective left its pattern."""
+        return self._archive.last_words(name, {m.name: m.ring for m in self.members.values()})

@@ -32,7 +32,8 @@ class JobShell:
     """One job. `done` is set when everything has ended; then `state.exit_code` is the job's.
 
     `steps()` says which step ranks are in, as far as that is known here. `start_drills` are faults by rank that the
-    first process of the rank is started with.
+    first process of the rank is started with. `watcher(node, member, fact)` sees every fact first, and says whether
+    it was its own business.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class JobShell:
         self.done = asyncio.Event()
         self.steps: Callable[[], Mapping[int, int]] = dict
         self.start_drills: dict[int, str] = {}
+        self.watcher: Callable[[str, str, Fact], bool] | None = None
         self._send = send
         self._keeper = keeper
         self._clock = clock
@@ -55,6 +57,8 @@ class JobShell:
         """Take one fact. Facts that orders lead to at once (an embedded agent answers directly) wait their turn."""
         if isinstance(fact, Drilled):
             self._note_drill(node, fact)
+            return
+        if self.watcher is not None and isinstance(fact, Fact) and self.watcher(node, member, fact):
             return
         self._waiting.append(Input(node, member, fact))
         if self._busy:
@@ -74,9 +78,13 @@ class JobShell:
         for directed in planned:
             assert isinstance(directed.order, Drill)
             self._asked.append(directed.order)
-            self._keeper.keep(self._order_record(directed, self._clock.wall()), durable=True)
-            self._send(directed)
+            self.order(directed)
         return "; ".join(self._promise(directed.order) for directed in planned if isinstance(directed.order, Drill))
+
+    def order(self, directed: Directed) -> None:
+        """Give an order that the machine did not decide on (a drill, a question): journal, then on its way."""
+        self._keeper.keep(self._order_record(directed, self._clock.wall()), durable=True)
+        self._send(directed)
 
     def _promise(self, order: Drill) -> str:
         """What `order` will do, and whether its step is past."""

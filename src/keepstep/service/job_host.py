@@ -24,6 +24,7 @@ from keepstep.records.events import JobEnded, JobStarted, StepProgress
 from keepstep.service.clock import Clock
 from keepstep.service.control_socket import serve_control
 from keepstep.service.controller import JobShell
+from keepstep.service.finding_desk import FindingDesk
 from keepstep.service.keeper import Keeper
 from keepstep.service.leadership import Leadership
 from keepstep.service.output import Console
@@ -116,6 +117,10 @@ class JobHost:
             FileStateStore(directory.path / STATE_FOLDER), plan.job, holder=holder, clock=clock
         )
         self.shell = JobShell(spec, send, keeper=self._keeper, clock=clock, leadership=self._leadership)
+        self.desk = FindingDesk(
+            self.shell, self._keeper, settings=plan.settings, directory=directory.path, clock=clock, console=console
+        )
+        self.shell.watcher = self.desk.take
         self.shell.start_drills = plan.start_drills()
 
     async def open(self) -> None:
@@ -129,6 +134,11 @@ class JobHost:
         facts = run_facts(self.plan, created=self._clock.wall(), control=name)
         self._directory.publish(facts)
         self._keeper.keep(_started(facts), durable=True)
+        self.desk.analyst.open()
+
+    async def close(self) -> None:
+        """End the analysis, after a last look; to be awaited before `finish`."""
+        await self.desk.close()
 
     def sample(self, standing: Standing) -> None:
         """Keep the progress in the journal, every second where it has changed."""

@@ -124,6 +124,7 @@ class _Embedded:
             for task in tasks:
                 task.cancel()
             await self.agent.close()
+            await self.host.close()
         return self.host.finish(self._standing(newest=True))
 
     async def _show(self, progress: Progress) -> None:
@@ -144,4 +145,5 @@ class _Embedded:
             loss=first.loss if first else None,
             members=len(live(state.members)),
             standbys=len(standbys(state.members)),
+            findings=self.host.desk.words(),
         )

@@ -16,18 +16,22 @@ _PLAIN_EVERY = 100
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """What the line says. `step` is the lowest step of a member, `loss` what rank 0 printed last."""
+    """What the line says. `step` is the lowest step of a member, `loss` what rank 0 printed last, `findings` what
+    stands against whom.
+    """
 
     phase: str
     step: int
     loss: float | None
     members: int
     standbys: int
+    findings: str = ""
 
     def text(self) -> str:
         """One line for people."""
         loss = "" if self.loss is None else f" · loss {self.loss:.4g}"
-        return f"step {self.step}{loss} · {self.members} members · {self.standbys} standbys · {self.phase}"
+        found = f" · {self.findings}" if self.findings else ""
+        return f"step {self.step}{loss} · {self.members} members · {self.standbys} standbys · {self.phase}{found}"
 
 
 class Progress:

@@ -83,4 +83,5 @@ async def _serve(
         await registry.dismiss(plan.job, code=state.exit_code or 0, why=state.exit_why)
     finally:
         await server.close()
+        await host.close()
     return host.finish()

@@ -6,6 +6,9 @@ import fcntl
 import mmap
 import os
 import struct
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from keepstep.errors import EnvironmentProblem
 from keepstep.records.ring import ring_bytes
@@ -31,6 +34,9 @@ class RingMemory:
             fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
             os.pwrite(self.descriptor, name, _MEMBER_OFFSET)
             self._map = mmap.mmap(self.descriptor, size, prot=mmap.PROT_READ)
+            self._lock = threading.Lock()
+            self._readers = 0
+            self._closed = False
         except OSError as error:
             raise EnvironmentProblem(
                 f"no memory for a recorder ring of {size} bytes: {error.strerror}",
@@ -50,7 +56,33 @@ class RingMemory:
         """The ring as it is being written; release it (it is a context manager) before `close`."""
         return memoryview(self._map)
 
+    @contextmanager
+    def held(self) -> Iterator[memoryview | None]:
+        """The ring for a reader in another thread, which keeps it open; None if it is closed already."""
+        with self._lock:
+            closed = self._closed
+            self._readers += not closed
+        if closed:
+            yield None
+            return
+        try:
+            with memoryview(self._map) as view:
+                yield view
+        finally:
+            with self._lock:
+                self._readers -= 1
+                last = self._closed and not self._readers
+            if last:
+                self._free()
+
     def close(self) -> None:
-        """Give the memory back."""
+        """Give the memory back, at the latest when the last reader has let it go."""
+        with self._lock:
+            free = not self._closed and not self._readers
+            self._closed = True
+        if free:
+            self._free()
+
+    def _free(self) -> None:
         self._map.close()
         os.close(self.descriptor)

@@ -40,6 +40,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     keep_runs: _Count = 20
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     token_file: str = ""
+    on_hang: Literal["observe", "replace"] = "replace"
+    keep_findings: _Positive = 50
+    evidence_bytes: _Count = 256 * 1024 * 1024
 
 
 def load_settings(file: Path | None, *, overrides: dict[str, Any], default: Path = DEFAULT_FILE) -> Settings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import socket
@@ -15,6 +16,7 @@ from keepstep import __version__
 from keepstep.control.member import MemberState
 from keepstep.errors import EnvironmentProblem, PeerLost, UsageError
 from keepstep.records.messages import Fence, Hello, Order, Stop, Welcome
+from keepstep.records.watch_messages import STACK_SIGNAL
 from keepstep.store.wire import Wire
 from keepstep.training import process_group
 from keepstep.training.agent_link import AgentLink
@@ -104,6 +106,7 @@ def await_welcome(warm: Warm) -> Welcome:
         return warm.welcome
     if not warm.said:
         warm.said = True
+        faulthandler.register(STACK_SIGNAL, all_threads=True)
         warm.link.start()
         warm.link.say(_hello(warm))
     order: Order | None = warm.link.next_order()

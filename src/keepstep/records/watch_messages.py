@@ -1,0 +1,100 @@
+"""What agents and the controller say to each other about how members stand: summaries, evidence, checks of a hang."""
+
+from __future__ import annotations
+
+import msgspec
+
+from keepstep.records.summary import WatchReport
+
+__all__ = [
+    "STACK_SIGNAL",
+    "CheckHang",
+    "EvidenceGiven",
+    "GiveEvidence",
+    "HangDenied",
+    "MemberHung",
+    "WatchFact",
+    "WatchOrder",
+    "Watched",
+]
+
+
+STACK_SIGNAL = 39
+"""Linux signal SIGRTMIN + 5: a process that called `join()` answers it with its Python stacks on stderr."""
+
+
+class _Told(msgspec.Struct, frozen=True, tag_field="kind"):
+    """Base of these messages: the tag is the class name, as for all others."""
+
+
+class Watched(_Told, frozen=True, tag=True):
+    """An agent's summary of its members. Not kept in the journal: it comes four times a second."""
+
+    report: WatchReport
+
+
+class EvidenceGiven(_Told, frozen=True, tag=True):
+    """What an agent has about `member`, for finding `finding`; member "": about the node itself. Not kept in the
+    journal but in the bundle of the finding.
+
+    `ring` is the recorder ring, compressed with zlib (empty: none), `stack` what the process was doing, as text,
+    `counters` a JSON object of the kernel's counters.
+    """
+
+    finding: int
+    member: str
+    rank: int
+    ring: bytes = b""
+    stack: str = ""
+    counters: bytes = b""
+
+
+class MemberHung(_Told, frozen=True, tag=True):
+    """A process is alive and does nothing: its stack and its processor time did not move over `apart_s` seconds.
+
+    `since` is the wall-clock time from which on it did nothing, `where` the line it stands at; `private` and `onset`
+    as in `MemberExited`.
+    """
+
+    member: str
+    rank: int
+    since: float
+    where: str = ""
+    apart_s: float = 0.0
+    private: dict[int, bytes] = {}
+    onset: float = 0.0
+
+
+class HangDenied(_Told, frozen=True, tag=True):
+    """A check found no hard evidence of a hang of `member`: nobody is replaced, because of `why`."""
+
+    member: str
+    rank: int
+    why: str
+
+
+class _Asked(_Told, frozen=True):
+    """Base of orders: `epoch` is the leader's."""
+
+    epoch: int
+
+
+class GiveEvidence(_Asked, frozen=True, tag=True):
+    """To an agent: give what there is about all members of the node for `finding`: stacks, counters, and the rings of
+    the ranks in `rings`. Answers: `EvidenceGiven`."""
+
+    finding: int
+    rings: tuple[int, ...]
+
+
+class CheckHang(_Asked, frozen=True, tag=True):
+    """To an agent: look twice, `apart_s` seconds apart, whether `member` does anything. `since` is the wall-clock time
+    from which on the analysis saw nothing of it. Answer: `MemberHung` or `HangDenied`."""
+
+    member: str
+    since: float
+    apart_s: float
+
+
+WatchFact = Watched | EvidenceGiven | MemberHung | HangDenied
+WatchOrder = GiveEvidence | CheckHang

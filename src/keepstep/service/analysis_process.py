@@ -1,0 +1,119 @@
+"""The analysis process: `python -m keepstep.service.analysis_process` runs the pure state machine over a pipe.
+
+A process of its own, so that no analysis delays a decision and its death loses nothing: what is open is given to the
+next one. It reads no clock and no file, and ends with its input.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from typing import BinaryIO
+
+import msgspec
+
+from keepstep.diagnosis.arrival import Arrival, ArrivalFacts, judge_arrivals
+from keepstep.diagnosis.live import Baseline, LiveFinding, LiveState, WatchPlan, baseline_of, begin_watch, observe
+from keepstep.records.events import Finding
+from keepstep.service.analysis_wire import (
+    LENGTH,
+    MAX_FRAME_BYTES,
+    ArrivalNote,
+    Begin,
+    Look,
+    Seen,
+    Standing,
+    decode_frame,
+    framed,
+)
+
+__all__ = ["Analysis", "main"]
+
+_NICE = 5
+_BASELINE_EVERY = 40
+
+
+class Analysis:
+    """The state of one job's analysis."""
+
+    def __init__(self, begin: Begin) -> None:
+        """Goes on with the findings that are open. A baseline that cannot be read is left out."""
+        baseline: Baseline | None = None
+        with contextlib.suppress(msgspec.DecodeError, msgspec.ValidationError):
+            baseline = msgspec.msgpack.decode(begin.baseline, type=Baseline) if begin.baseline else None
+        self._world = begin.world
+        self._open = {standing.key for standing in begin.open if standing.key.startswith("start:")}
+        live = tuple(_live(standing) for standing in begin.open if not standing.key.startswith("start:"))
+        self._state: LiveState = begin_watch(WatchPlan(world=begin.world, job=begin.job, baseline=baseline, open=live))
+        self._looks = 0
+
+    def look(self, look: Look) -> Seen:
+        """What follows from one look."""
+        self._state, changes = observe(self._state, look.reports, look.now)
+        standing = [_standing(change) for change in changes]
+        if look.arrivals:
+            standing += self._arrivals(look)
+        self._looks += 1
+        return Seen(tuple(standing), self._baseline() if self._looks % _BASELINE_EVERY == 0 else b"")
+
+    def _baseline(self) -> bytes:
+        baseline = baseline_of(self._state)
+        return b"" if baseline is None else msgspec.msgpack.encode(baseline)
+
+    def _arrivals(self, look: Look) -> list[Standing]:
+        """Start-up findings; one that does not come again has ended."""
+        facts = ArrivalFacts(world=self._world, ranks=tuple(_arrival(note) for note in look.arrivals))
+        found = {_start_key(finding): finding for finding in judge_arrivals(facts, look.now)}
+        new = [Standing(key, "new", finding) for key, finding in found.items() if key not in self._open]
+        self._open |= set(found)
+        return new
+
+
+def _start_key(finding: Finding) -> str:
+    return f"start:{finding.kind}:{msgspec.json.encode(finding.suspects).decode()}"
+
+
+def _arrival(note: ArrivalNote) -> Arrival:
+    return msgspec.convert(msgspec.to_builtins(note), Arrival)
+
+
+def _live(standing: Standing) -> LiveFinding:
+    return LiveFinding(standing.key, standing.status, standing.finding, standing.began_step, standing.hard)
+
+
+def _standing(change: LiveFinding) -> Standing:
+    return Standing(change.key, change.status, change.finding, change.began_step, change.hard)
+
+
+def main() -> int:
+    """Answer frames until the input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with contextlib.suppress(OSError):
+        os.nice(_NICE)
+    read, write = sys.stdin.buffer, sys.stdout.buffer
+    analysis: Analysis | None = None
+    while (data := _frame(read)) is not None:
+        message = decode_frame(data)
+        answer = Seen()
+        if isinstance(message, Begin):
+            analysis = Analysis(message)
+        elif isinstance(message, Look) and analysis is not None:
+            answer = analysis.look(message)
+        write.write(framed(answer))
+        write.flush()
+    return 0
+
+
+def _frame(read: BinaryIO) -> bytes | None:
+    head = read.read(LENGTH.size)
+    if len(head) < LENGTH.size:
+        return None
+    (length,) = LENGTH.unpack(head)
+    data = read.read(length) if length <= MAX_FRAME_BYTES else b""
+    return data if len(data) == length else None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

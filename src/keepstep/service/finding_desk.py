@@ -1,0 +1,187 @@
+"""What follows from findings while a job runs: the journal, people's console, evidence, and a check before acting.
+
+The desk decides nothing about members: hard evidence becomes a fact for the job machine, which decides.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from keepstep.control.job_state import Directed
+from keepstep.control.roster import by_rank, live
+from keepstep.diagnosis.finding_words import one_line, ranks_of
+from keepstep.records.events import Finding
+from keepstep.records.messages import Fact, Hello, MemberExited, MemberStarted
+from keepstep.records.watch_messages import CheckHang, EvidenceGiven, GiveEvidence, HangDenied, Watched
+from keepstep.service.analysis_wire import ArrivalNote, Begin, Standing
+from keepstep.service.analyst import Analyst
+from keepstep.service.bundles import BUNDLES_FOLDER, Bundles, Retention
+from keepstep.service.clock import Clock
+from keepstep.service.controller import JobShell
+from keepstep.service.keeper import Keeper
+from keepstep.service.output import Console
+from keepstep.service.settings import Settings
+
+__all__ = ["FindingDesk"]
+
+_APART_S = 1.0
+_CHECK_AGAIN_S = 5.0
+_QUIET = frozenset({"healthy", "imbalance", "undetermined"})
+_MOST_FINDINGS = 10_000
+_log = logging.getLogger(__name__)
+
+
+class FindingDesk:
+    """The findings of one job from `open()` to `close()`. Give `take` to the shell: it sees every fact first."""
+
+    def __init__(
+        self, shell: JobShell, keeper: Keeper, *, settings: Settings, directory: Path, clock: Clock, console: Console
+    ) -> None:
+        """`settings` say whether members are replaced on hard evidence and how much evidence stays."""
+        spec = shell.state.spec
+        self.analyst = Analyst(
+            Begin(spec.job, spec.world), self._on_change, clock=clock, log=directory / "logs" / "analysis.log"
+        )
+        self.analyst.arrivals = self._arriving
+        self._shell = shell
+        self._keeper = keeper
+        self._acts = settings.on_hang == "replace"
+        self._clock = clock
+        self._console = console
+        self._bundles = Bundles(directory, Retention(settings.keep_findings, settings.evidence_bytes))
+        self._numbers: dict[str, int] = {}
+        self._findings: dict[str, Finding] = {}
+        self._checked: dict[str, float] = {}
+        self._starts: dict[str, ArrivalNote] = {}
+        self._say: Callable[[str], None] = lambda text: console.say(f"keepstep: {text}", error=True)
+
+    def take(self, node: str, member: str, fact: Fact) -> bool:
+        """Look at a fact before the job machine does; True if it is not for that."""
+        match fact:
+            case Watched():
+                self.analyst.take(fact.report)
+            case EvidenceGiven():
+                self._bundles.put_evidence(node, fact)
+            case HangDenied():
+                self._denied(fact)
+            case _:
+                self._note_start(node, member, fact)
+                return False
+        return True
+
+    def words(self) -> str:
+        """What stands now, for the progress line; empty if nothing does."""
+        standing = [f for f in self._findings.values() if f.kind not in _QUIET]
+        return "; ".join(f"finding {finding.number}: {one_line(finding)}" for finding in standing[:3])
+
+    def add(self, finding: Finding, *, key: str) -> Finding:
+        """Take a finding that did not come from the live analysis; as it is in the journal."""
+        self._on_change(Standing(key, "new", finding))
+        return self._findings[key]
+
+    async def close(self) -> None:
+        """A last look, and the end of everything."""
+        await self.analyst.close()
+        self._bundles.close()
+
+    # -------------------------------------------------------------- findings
+
+    def _on_change(self, standing: Standing) -> None:
+        known = standing.key in self._numbers
+        if not known and len(self._numbers) >= _MOST_FINDINGS:
+            return
+        number = self._numbers.setdefault(standing.key, len(self._numbers) + 1)
+        finding = self._journalled(standing, number)
+        if standing.status == "ended":
+            self._findings.pop(standing.key, None)
+            self._say(f"finding {number} has ended: {one_line(finding)}")
+            return
+        self._findings[standing.key] = finding
+        if not known:
+            self._say(f"finding {number}: {one_line(finding)}")
+            self._ask_evidence(finding)
+        if standing.hard:
+            self._check(standing.key, finding)
+
+    def _journalled(self, standing: Standing, number: int) -> Finding:
+        state = self._shell.state
+        bundle = "" if standing.finding.kind in _QUIET else f"{BUNDLES_FOLDER}/{number}"
+        finding = msgspec.structs.replace(
+            standing.finding,
+            job=state.spec.job,
+            attempt=state.attempt,
+            generation=state.generation,
+            wall=self._clock.wall(),
+            number=number,
+            status=standing.status,
+            bundle=bundle,
+        )
+        self._keeper.keep(finding, durable=True)
+        if bundle:
+            self._bundles.put_finding(finding)
+        return finding
+
+    def _ask_evidence(self, finding: Finding) -> None:
+        if finding.kind in _QUIET:
+            return
+        members = live(self._shell.state.members)
+        named = set(ranks_of(finding)) | set(finding.victims[:16])
+        for node in sorted({member.node for member in members}):
+            rings = tuple(m.rank for m in members if m.node == node and (m.rank in named or not named))
+            order = GiveEvidence(self._shell.state.epoch, finding.number, rings)
+            self._shell.order(Directed(node, "", order, f"evidence for finding {finding.number}"))
+
+    # -------------------------------------------------------------- acting
+
+    def _check(self, key: str, finding: Finding) -> None:
+        """Have the agent look twice at the one suspect; what it confirms comes back as a fact."""
+        ranks = ranks_of(finding)
+        now = self._clock.monotonic()
+        if not self._acts or len(ranks) != 1 or now - self._checked.get(key, float("-inf")) < _CHECK_AGAIN_S:
+            return
+        member = by_rank(self._shell.state.members).get(ranks[0])
+        if member is None or self._shell.state.exit_code is not None:
+            return
+        self._checked[key] = now
+        order = CheckHang(self._shell.state.epoch, member.name, finding.wall, _APART_S)
+        self._shell.order(Directed(member.node, "", order, f"hard evidence for finding {finding.number}?"))
+
+    def _denied(self, fact: HangDenied) -> None:
+        """Nobody is replaced; what the check saw becomes part of the finding."""
+        _log.info("rank %d is not replaced: %s", fact.rank, fact.why)
+        for key, finding in self._findings.items():
+            if ranks_of(finding) != (fact.rank,) or key not in self._checked:
+                continue
+            evidence = f"rank {fact.rank} was not replaced: {fact.why}"
+            if evidence not in finding.evidence:
+                layer = "application" if "lock of the script" in fact.why else finding.layer
+                changed = msgspec.structs.replace(finding, evidence=(*finding.evidence, evidence), layer=layer)
+                self._findings[key] = self._journalled(Standing(key, "updated", changed), finding.number)
+
+    # -------------------------------------------------------------- the start
+
+    def _note_start(self, node: str, member: str, fact: Fact) -> None:
+        match fact:
+            case MemberStarted() if fact.rank >= 0:
+                self._starts[fact.member] = ArrivalNote(fact.rank, node, self._clock.wall())
+            case Hello() if member in self._starts:
+                self._starts[member] = msgspec.structs.replace(
+                    self._starts[member],
+                    arrived=self._clock.wall(),
+                    world=fact.world,
+                    keepstep_version=fact.keepstep_version,
+                    torch_version=fact.torch_version,
+                )
+            case MemberExited() if fact.member in self._starts:
+                code = 128 + fact.signal if fact.signal else fact.code
+                self._starts[fact.member] = msgspec.structs.replace(self._starts[fact.member], exited=code)
+
+    def _arriving(self) -> tuple[ArrivalNote, ...]:
+        """The starts of this attempt while not all ranks have arrived; nothing once they have."""
+        if self._shell.state.phase not in ("starting", "ending"):
+            self._starts.clear()
+        return tuple(self._starts.values())

@@ -1,0 +1,88 @@
+"""Everything an agent does to watch its members: the observer, evidence on demand, checks of a hang."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from keepstep.records.messages import Fact
+from keepstep.records.summary import WatchReport
+from keepstep.records.watch_messages import CheckHang, EvidenceGiven, GiveEvidence, HangDenied, Watched, WatchOrder
+from keepstep.service.background import background
+from keepstep.service.clock import Clock
+from keepstep.service.evidence_giver import EvidenceGiver
+from keepstep.service.hang_check import check_hang
+from keepstep.service.member_process import MemberProcess
+from keepstep.service.observer import Observer
+
+__all__ = ["MemberWatch"]
+
+
+class MemberWatch:
+    """The watch of one agent from `open()` to `close()`, in its event loop and in threads beside it."""
+
+    def __init__(
+        self,
+        node: str,
+        members: Callable[[], tuple[MemberProcess, ...]],
+        *,
+        upward: Callable[[str, Fact], None],
+        last_words: Callable[[str], tuple[dict[int, bytes], float]],
+        logs: Path,
+        clock: Clock,
+    ) -> None:
+        """`last_words(member)` gives what it published last and the onset, as a loss needs them."""
+        self._members = members
+        self._upward = upward
+        self._last_words = last_words
+        self._logs = logs
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._observer = Observer(node, members, clock=clock, report=self._on_report)
+        self._giver = EvidenceGiver(members, self._on_evidence, logs=logs)
+        self._checks: set[asyncio.Task[None]] = set()
+
+    def open(self) -> None:
+        """Begin to watch; to be called in the running event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._observer.open()
+
+    def obey(self, order: WatchOrder) -> None:
+        """Give evidence, or check whether a member hangs."""
+        if isinstance(order, GiveEvidence):
+            self._giver.give(order)
+            return
+        task = background(self._check(order))
+        self._checks.add(task)
+        task.add_done_callback(self._checks.discard)
+
+    async def close(self) -> None:
+        """Stop watching."""
+        for task in self._checks:
+            task.cancel()
+        await asyncio.to_thread(self._observer.close)
+        await asyncio.to_thread(self._giver.close)
+
+    async def _check(self, order: CheckHang) -> None:
+        member = next((m for m in self._members() if m.name == order.member), None)
+        if member is None:
+            self._upward("", HangDenied(order.member, -1, "its process is gone"))
+            return
+        verdict = await check_hang(member, order, log=self._logs / f"{member.name}.log")
+        if isinstance(verdict, HangDenied) or member.ended_by_order:
+            self._upward("", verdict)
+            return
+        private, onset = self._last_words(member.name)
+        self._upward(member.name, msgspec.structs.replace(verdict, private=private, onset=onset))
+
+    def _on_report(self, report: WatchReport) -> None:
+        self._from_thread(Watched(report))
+
+    def _on_evidence(self, piece: EvidenceGiven) -> None:
+        self._from_thread(piece)
+
+    def _from_thread(self, fact: Watched | EvidenceGiven) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._upward, "", fact)

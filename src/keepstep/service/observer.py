@@ -1,0 +1,185 @@
+"""The agent's eyes: a thread that reads the recorder rings of all members and says upward how they stand.
+
+It never touches a training process; what it reads belongs to the agent. numpy is loaded in the thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import platform
+import threading
+import zlib
+from collections.abc import Callable, Iterable
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from keepstep import __version__
+from keepstep.errors import RecordError
+from keepstep.records.summary import MemberProfile, MemberProgress, MemberSummary, WatchReport
+from keepstep.service.clock import Clock
+from keepstep.service.counters import host_sample
+from keepstep.service.member_process import MemberProcess
+from keepstep.service.stacks import spy_stack
+
+if TYPE_CHECKING:
+    from keepstep.diagnosis.summarise import Summariser
+
+__all__ = ["Observer", "stack_digest"]
+
+_LOOK_S = 0.125
+_LOOKS_A_REPORT = 2
+_SIGN_OF_LIFE_S = 1.0
+_IDLE_US = 1_000_000
+_STACK_EVERY_S = 1.0
+_log = logging.getLogger(__name__)
+
+
+class _Watched:
+    """What is kept about one process between two looks."""
+
+    def __init__(self, summariser: Summariser) -> None:
+        self.summariser = summariser
+        self.idle = False
+        self.stack = 0
+        self.stack_at = float("-inf")
+
+
+class Observer:
+    """Watches the members of one agent from `open()` to `close()`. `report` is called from its thread."""
+
+    def __init__(
+        self,
+        node: str,
+        members: Callable[[], Iterable[MemberProcess]],
+        *,
+        clock: Clock,
+        report: Callable[[WatchReport], None],
+    ) -> None:
+        """`members()` gives the processes that run now, from any thread."""
+        self._node = node
+        self._members = members
+        self._clock = clock
+        self._report = report
+        self._known: dict[str, _Watched] = {}
+        self._reported = float("-inf")
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="keepstep-observer", daemon=True)
+
+    def open(self) -> None:
+        """Begin to watch."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop; waits for the look that is under way."""
+        self._ending.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        from keepstep.diagnosis.summarise import Summariser
+
+        gathered = _Gathered()
+        looks = 0
+        while not self._ending.wait(_LOOK_S):
+            looks += 1
+            running = [member for member in self._members() if member.rank >= 0]
+            names = {member.name for member in running}
+            self._known = {name: kept for name, kept in self._known.items() if name in names}
+            for member in running:
+                kept = self._known.setdefault(member.name, _Watched(Summariser()))
+                self._look_at(member, kept, gathered)
+            if looks % _LOOKS_A_REPORT == 0:
+                self._send(gathered)
+                gathered = _Gathered()
+
+    def _look_at(self, member: MemberProcess, kept: _Watched, gathered: _Gathered) -> None:
+        now_ns = int(self._clock.monotonic() * 1e9)
+        if not kept.summariser.due(now_ns):
+            return
+        sample = host_sample(member.process.pid, stack=self._stack(member, kept))
+        with member.ring.held() as view:
+            if view is None:
+                return
+            try:
+                drained = kept.summariser.drain(view, sample, now_ns=now_ns)
+            except RecordError:  # a process that has not joined wrote nothing yet
+                return
+        if drained.profile is not None:
+            gathered.profiles.append(_described(drained.profile))
+        if drained.window is not None:
+            gathered.windows.append(drained.window)
+        if drained.progress is not None:
+            gathered.progress.append(drained.progress)
+            kept.idle = drained.progress.idle_us > _IDLE_US
+        elif drained.window is not None:
+            kept.idle = False
+
+    def _stack(self, member: MemberProcess, kept: _Watched) -> int:
+        """A digest of where the process stands, taken now and then while it is idle; 0 otherwise."""
+        now = self._clock.monotonic()
+        if not kept.idle:
+            return 0
+        if now - kept.stack_at >= _STACK_EVERY_S:
+            kept.stack_at = now
+            kept.stack = stack_digest(member.process.pid)
+        return kept.stack
+
+    def _send(self, gathered: _Gathered) -> None:
+        now = self._clock.monotonic()
+        if not gathered and now - self._reported < _SIGN_OF_LIFE_S:
+            return
+        self._reported = now
+        self._report(
+            WatchReport(
+                node=self._node,
+                wall=self._clock.wall(),
+                mono_ns=int(now * 1e9),
+                profiles=tuple(gathered.profiles),
+                windows=tuple(gathered.windows),
+                progress=tuple(gathered.progress),
+            )
+        )
+
+
+class _Gathered:
+    """What goes into the next report."""
+
+    def __init__(self) -> None:
+        self.profiles: list[MemberProfile] = []
+        self.windows: list[MemberSummary] = []
+        self.progress: list[MemberProgress] = []
+
+    def __bool__(self) -> bool:
+        return bool(self.profiles or self.windows or self.progress)
+
+
+def stack_digest(pid: int) -> int:
+    """63 bits that change when the main thread of `pid` stands somewhere else; 0 if it cannot be known."""
+    frames = spy_stack(pid).main
+    if not frames:
+        return 0
+    text = "\n".join(f"{frame.function} {frame.file}:{frame.line}" for frame in frames).encode()
+    return (zlib.crc32(text) << 31 | zlib.adler32(text) >> 1) or 1
+
+
+def _described(profile: MemberProfile) -> MemberProfile:
+    """`profile` with what the agent knows of the environment."""
+    return msgspec.structs.replace(
+        profile,
+        versions=(
+            ("keepstep", __version__),
+            ("kernel", platform.release()),
+            ("python", platform.python_version()),
+            ("torch", _installed("torch")),
+        ),
+        hardware=platform.machine(),
+    )
+
+
+def _installed(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
