@@ -82,7 +82,24 @@ def test_findings_are_in_the_report_and_its_text():
     (finding,) = report.findings
     assert (finding.kind, finding.ranks, finding.step) == ("state_divergence", (3,), 9)
     assert finding.evidence == ("digest x differs",)
-    assert "finding: state_divergence, ranks 3, step 9: digest x differs" in report_text(report)
+    assert "finding: state_divergence, rank 3, step 9: digest x differs" in report_text(report)
+
+
+def test_the_last_word_on_a_numbered_finding_counts():
+    first = Finding(kind="communication_slow", number=1, suspects=((Suspect(link=(1, 2)), Suspect(rank=2)),))
+    wider = msgspec.structs.replace(first, status="updated", confidence=0.8, layer="hardware_link", bundle="findings/1")
+    other = Finding(kind="compute_slow", number=2, suspects=((Suspect(rank=0),),), next_probe="measure its processor")
+    over = msgspec.structs.replace(other, status="ended")
+    report = summarise([STARTED, first, other, wider, over, ENDED])
+    assert [(f.number, f.ended, f.suspects) for f in report.findings] == [
+        (1, False, (("link 1->2", "rank 2"),)),
+        (2, True, (("rank 0",),)),
+    ]
+    text = report_text(report)
+    assert "finding 1: communication_slow, link 1->2 or rank 2, hardware_link (80% sure)" in text
+    assert "  evidence: findings/1" in text
+    assert "finding 2: compute_slow, rank 0, ended" in text and "measure its processor" not in text
+
 
 
 def test_nothing_at_all():

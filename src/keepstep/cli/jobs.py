@@ -26,6 +26,13 @@ _Restarts = Annotated[int | None, typer.Option(help="Whole restarts when a membe
 _Run = Annotated[
     Path | None, typer.Option("--run", metavar="DIR", help="Run directory [a new one under keepstep-runs].")
 ]
+_OnHang = Annotated[
+    str | None,
+    typer.Option(
+        metavar="observe|replace",
+        help="What follows from hard evidence that a rank hangs: nothing, or its place goes to a standby [replace].",
+    ),
+]
 _Level = Annotated[str | None, typer.Option(help="debug, info, warning or error [info].")]
 _StartDrills = Annotated[
     list[str] | None,
@@ -64,6 +71,7 @@ def run(
     max_restarts: _Restarts = None,
     run: _Run = None,
     settings: SettingsFile = None,
+    on_hang: _OnHang = None,
     log_level: _Level = None,
     drill: _StartDrills = None,
 ) -> int:
@@ -71,7 +79,12 @@ def run(
     from keepstep.service.launcher import RunRequest, run_job
 
     chosen = settings_from(
-        settings, nproc_per_node=nproc_per_node, standby=standby, max_restarts=max_restarts, log_level=log_level
+        settings,
+        nproc_per_node=nproc_per_node,
+        standby=standby,
+        max_restarts=max_restarts,
+        on_hang=on_hang,
+        log_level=log_level,
     )
     return run_job(RunRequest(script, tuple(arguments or ()), run, chosen, tuple(drill or ())))
 
@@ -91,6 +104,7 @@ def controller(
     token_file: _Token = None,
     run: _Run = None,
     settings: SettingsFile = None,
+    on_hang: _OnHang = None,
     log_level: _Level = None,
     drill: _StartDrills = None,
 ) -> int:
@@ -104,6 +118,7 @@ def controller(
         standby=standby,
         max_restarts=max_restarts,
         token_file=token_file,
+        on_hang=on_hang,
         log_level=log_level,
     )
     request = RunRequest(script, tuple(arguments or ()), run, chosen, tuple(drill or ()))

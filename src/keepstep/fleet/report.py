@@ -7,11 +7,13 @@ from collections.abc import Iterable
 import msgspec
 
 from keepstep.records.events import PHASES, DrillRecord, Event, Finding, Incident, JobEnded, JobStarted, StepProgress
+from keepstep.records.finding_words import ranks_of, suspect_words
 
 __all__ = ["FindingReport", "IncidentReport", "RunReport", "report_text", "summarise"]
 
 _DRILL_WINDOW_S = 30.0
 """A drill explains an incident of its rank that begins at most so long after it (a freeze is seen late)."""
+_EVIDENCE_SHOWN = 6
 _STILL_RUNNING = "the job is still running"
 _EARLY_S = 1.0
 """The onset may be a collective that began before the injection: the lost rank was already awaited."""
@@ -46,12 +48,25 @@ class IncidentReport(msgspec.Struct, frozen=True):
 
 
 class FindingReport(msgspec.Struct, frozen=True):
-    """What was found, about which ranks (suspects; empty if unknown), at which step, and what leads to it."""
+    """What was found, about which ranks (suspects; empty if unknown), at which step, and what leads to it.
+
+    `suspects` are sets of what cannot be told apart, in words. `ended` says that it had passed before the job ended.
+    `bundle` is the folder of the run directory that holds the evidence, `refers` the finding that a probe narrowed.
+    """
 
     kind: str
     ranks: tuple[int, ...]
     step: int | None
     evidence: tuple[str, ...]
+    number: int = 0
+    layer: str = "undetermined"
+    suspects: tuple[tuple[str, ...], ...] = ()
+    victims: tuple[int, ...] = ()
+    confidence: float = 1.0
+    ended: bool = False
+    next_probe: str = ""
+    bundle: str = ""
+    refers: int | None = None
 
 
 class RunReport(msgspec.Struct, frozen=True):
@@ -84,7 +99,7 @@ def summarise(events: Iterable[Event], *, running: bool = False) -> RunReport:
     ended: JobEnded | None = None
     incidents: list[Incident] = []
     drills: list[DrillRecord] = []
-    findings: list[FindingReport] = []
+    findings: dict[int, Finding] = {}
     sampled = 0
     for event in events:
         match event:
@@ -95,7 +110,7 @@ def summarise(events: Iterable[Event], *, running: bool = False) -> RunReport:
             case Incident():
                 incidents.append(event)
             case Finding():
-                findings.append(_finding(event))
+                findings[event.number or -len(findings) - 1] = event  # the last word on a number counts
             case StepProgress():
                 sampled = event.step or 0
             case DrillRecord():
@@ -115,14 +130,27 @@ def summarise(events: Iterable[Event], *, running: bool = False) -> RunReport:
         weights_sha256=ended.weights_sha256 if ended else "",
         false_alarm_s=sum(report.first_valid_step or 0.0 for report in reports if not report.members_changed),
         duration_s=ended.wall - started.wall if started and ended else None,
-        findings=tuple(findings),
+        findings=tuple(_finding(finding) for finding in findings.values()),
     )
 
 
 def _finding(finding: Finding) -> FindingReport:
-    suspected = {suspect.rank for group in finding.suspects for suspect in group}
-    ranks = tuple(sorted(rank for rank in suspected | {finding.rank} if rank is not None))
-    return FindingReport(finding.kind, ranks, finding.step, finding.evidence)
+    ranks = {*ranks_of(finding), *(() if finding.rank is None else (finding.rank,))}
+    return FindingReport(
+        kind=finding.kind,
+        ranks=tuple(sorted(ranks)),
+        step=finding.step,
+        evidence=finding.evidence,
+        number=finding.number,
+        layer=finding.layer,
+        suspects=tuple(tuple(suspect_words(suspect) for suspect in group) for group in finding.suspects),
+        victims=finding.victims,
+        confidence=finding.confidence,
+        ended=finding.status == "ended",
+        next_probe=finding.next_probe,
+        bundle=finding.bundle,
+        refers=finding.refers,
+    )
 
 
 def _incident(incident: Incident, drills: list[DrillRecord]) -> IncidentReport:
@@ -163,9 +191,22 @@ def report_text(report: RunReport) -> str:
 
 
 def _found(finding: FindingReport) -> str:
-    ranks = f", ranks {', '.join(map(str, finding.ranks))}" if finding.ranks else ""
+    """One finding: who cannot be told apart is joined by `or`; then what leads to it and what to do next."""
+    name = f"finding {finding.number}" if finding.number else "finding"
+    groups = [" or ".join(group) for group in finding.suspects]
+    whom = f", {' and '.join(groups)}" if groups else f", ranks {', '.join(map(str, finding.ranks))}"
     step = "" if finding.step is None else f", step {finding.step}"
-    return f"finding: {finding.kind}{ranks}{step}: {'; '.join(finding.evidence)}"
+    layer = "" if finding.layer == "undetermined" else f", {finding.layer}"
+    over = ", ended" if finding.ended else ""
+    refers = "" if finding.refers is None else f" (narrows finding {finding.refers})"
+    sure = f" ({finding.confidence:.0%} sure)" if finding.confidence < 1 else ""
+    head = f"{name}: {finding.kind}{whom if groups or finding.ranks else ''}{layer}{step}{over}{sure}{refers}"
+    lines = [f"{head}: {'; '.join(finding.evidence[:_EVIDENCE_SHOWN])}"]
+    if finding.next_probe and not finding.ended:
+        lines.append(f"  next: {finding.next_probe}")
+    if finding.bundle:
+        lines.append(f"  evidence: {finding.bundle}")
+    return "\n".join(lines)
 
 
 def _ending(report: RunReport) -> str:

@@ -1,4 +1,4 @@
-"""The controller's line to the analysis process: reports go in, changes of findings come out; a dead one is replaced."""
+"""The line to the analysis process: reports go in, changes of findings come out; a dead process is replaced."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ import msgspec
 
 from keepstep.control.job_state import Directed
 from keepstep.control.roster import by_rank, live
-from keepstep.diagnosis.finding_words import one_line, ranks_of
 from keepstep.records.events import Finding
+from keepstep.records.finding_words import one_line, ranks_of
 from keepstep.records.messages import Fact, Hello, MemberExited, MemberStarted
 from keepstep.records.watch_messages import CheckHang, EvidenceGiven, GiveEvidence, HangDenied, Watched
 from keepstep.service.analysis_wire import ArrivalNote, Begin, Standing
