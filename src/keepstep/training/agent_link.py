@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 
 from keepstep.errors import PeerLost
-from keepstep.records.messages import Abort, Fact, Fence, Order, Stop
+from keepstep.records.messages import Abort, Drill, Fact, Fence, Order, Stop
 from keepstep.store.wire import MemberWire
 
 __all__ = ["EXIT_AGENT_LOST", "EXIT_FENCED", "AgentLink"]
@@ -30,6 +30,9 @@ class AgentLink:
         self.on_abort: Callable[[Order], None] | None = None
         self._wire = wire
         self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
+        self._drills = threading.Lock()
+        self._early: list[Drill] = []
+        self._on_drill: Callable[[Drill], None] = self._early.append
         self._epoch = 0
         self._closing = False
         self._thread = threading.Thread(target=self._read, name="keepstep-orders", daemon=True)
@@ -53,6 +56,14 @@ class AgentLink:
         except queue.Empty:
             return None
 
+    def take_drills(self, handler: Callable[[Drill], None]) -> None:
+        """Give drills to `handler` from now on, in the reading thread; those that came already, here."""
+        with self._drills:
+            self._on_drill = handler
+            for order in self._early:
+                handler(order)
+            self._early.clear()
+
     def close(self) -> None:
         """Hang up; the agent sees an orderly end."""
         self._closing = True
@@ -69,6 +80,10 @@ class AgentLink:
             if not isinstance(order, Order) or order.epoch < self._epoch:
                 continue
             self._epoch = order.epoch
+            if isinstance(order, Drill):
+                with self._drills:
+                    self._on_drill(order)
+                continue
             if isinstance(order, Fence):
                 _leave(EXIT_FENCED, order.why)
             self._orders.put(order)  # before the poison: whoever clears it must find the order

@@ -117,6 +117,11 @@ class KeepstepGroup(ProcessGroup):  # type: ignore[misc]
                 answer_locally(call, self._own)
             prepared.finish()
             return DoneWork(prepared.result)
+        drills = self._fabric.drills
+        pace = drills.pace if drills is not None else None
+        if drills is not None and pace is not None:
+            pace.pause()
+            calls = drills.altered(calls, rank=self._own)
         lane = Lane.P2P if calls[0].op >= Op.SEND else Lane.COLLECTIVE
         channel = self._channel(lane)
         limit_s = self._limit(opts)
@@ -130,6 +135,7 @@ class KeepstepGroup(ProcessGroup):  # type: ignore[misc]
         completer = self._completer if lane is Lane.COLLECTIVE else None
         blame = partial(self._blame, calls[0].op, number, channel)
         work = PlaneWork(channel.plane, tickets, prepared=prepared, blame=blame, completer=completer)
+        work.pace = pace
         if not inline:
             self._keep(work)
         return work

@@ -8,6 +8,7 @@ A sampler that draws from a global generator item by item, between other draws o
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -72,6 +73,7 @@ class Batches:
         self._name = name
         self._spans = spans
         self._generators = generators_of(source)
+        self.take: Callable[[Any], Any] = next
         self._iterator: Any = None
         self._here = _Mark(0, 0, None)
         self._boundary = self._here
@@ -219,7 +221,7 @@ class Batches:
             if self._iterator is None:
                 self._open()
             try:
-                batch = next(self._iterator)  # type: ignore[arg-type]
+                batch = self.take(self._iterator)
             except StopIteration:
                 self._roll_over()
                 continue

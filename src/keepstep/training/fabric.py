@@ -21,6 +21,7 @@ from keepstep.records.ring import SpanKind
 from keepstep.training.authentication import Greeting, Verdict, greet
 from keepstep.training.directory import Directory
 from keepstep.training.doors import Doors, connect_address
+from keepstep.training.injection import Injector
 from keepstep.training.links import Channel, Identity, Links
 from keepstep.training.plane import Call, Domain, Element, Lane, Op, Plane, Reduction, Status
 from keepstep.training.watch import News, Watch, watch_peers
@@ -73,6 +74,7 @@ class Fabric:
         self.directory = directory
         self.protected = protected
         self.on_loss = on_loss
+        self.drills: Injector | None = None
         self.exposed = False  # between two steps: a collective that a loss cuts raises, since nobody can redo it
         self._doors, self._secret = doors, secret
         self._lock = threading.RLock()
@@ -148,6 +150,14 @@ class Fabric:
     def span_end(self, mark: int) -> None:
         """Tells the recorder that it ended."""
         self._domain.span_end(mark)
+
+    def limit(self, rank: int, bytes_per_s: float | None) -> None:
+        """A drill on the link to `rank`; see `Domain.limit`."""
+        self._domain.limit(rank, bytes_per_s)
+
+    def limited_bytes(self, rank: int) -> int:
+        """Bytes sent to `rank` since its drill began."""
+        return self._domain.limited_bytes(rank)
 
     def channel(self, group: str, lane: Lane, *, ranks: tuple[int, ...]) -> Channel:
         """The plane of one lane of a group of global `ranks`, with its links."""

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 import msgspec
+import torch
 
 from keepstep.control.member import (
     Act,
@@ -37,6 +38,7 @@ from keepstep.training.checkpoint import CheckpointWriter
 from keepstep.training.data import Batches
 from keepstep.training.fabric import Fabric, Mode
 from keepstep.training.handover import Handover
+from keepstep.training.injection import Injector
 from keepstep.training.recorder import Recorder
 from keepstep.training.rng import capture_rng, restore_rng
 from keepstep.training.spans import Spans
@@ -72,9 +74,12 @@ class Guard:
         self.rehearsing = False
         self._rng: dict[str, bytes] = {}
         self._replicas: dict[int, str] = {}
+        self.drills = Injector(fabric, clock=recorder, report=link.say, modules=self._modules)
         self._handover = Handover(fabric, link)
         self._renew = False
         self.spans.begin(SpanKind.SETUP)
+        fabric.drills = self.drills
+        link.take_drills(self.drills.order)
         link.on_abort = self._abort
         if link.pending():  # an abort that came before anybody listened
             fabric.poison()
@@ -85,6 +90,8 @@ class Guard:
     def begin_step(self) -> None:
         """Keep what a redo needs, and tell the recorder which step this is."""
         self.agreed = self.aborted = self.fabric.exposed = False
+        if not self.rehearsing:
+            self.drills.begin_step(self.state.version)
         self.fabric.set_step(self.state.version)
         self.spans.end(SpanKind.SETUP)
         self.spans.begin(SpanKind.STEP)
@@ -106,7 +113,8 @@ class Guard:
         if not self.rehearsing:
             self._tracked().sync_buffers()
             self._publish(self.state.version + 1, counting=True)
-            self.agreed = self.fabric.agreement() or self._park_at_agreement()
+            with self.drills.waiting():
+                self.agreed = self.fabric.agreement() or self._park_at_agreement()
         if not self.agreed:
             self.aborted = True
             raise StepAborted
@@ -191,6 +199,9 @@ class Guard:
     def _tracked(self) -> TrackedState:
         assert self.tracked is not None
         return self.tracked
+
+    def _modules(self) -> list[torch.nn.Module]:
+        return [] if self.tracked is None else list(self.tracked.modules.values())
 
     def _abort(self, order: Order) -> None:
         """Runs in the link's thread: let go of every collective at once. Nobody lost means that links broke."""

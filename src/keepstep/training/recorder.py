@@ -57,6 +57,14 @@ class Recorder:
         """Write the rank into the header."""
         self._memory[60:64] = struct.pack("<i", rank)
 
+    def wall_s(self) -> float:
+        """Seconds since 1970."""
+        return time.time()
+
+    def monotonic_s(self) -> float:
+        """Seconds of a clock that only goes forward."""
+        return time.monotonic()
+
     def slots_written(self) -> int:
         """Slots reserved since the ring was made, those overwritten since included."""
         return int(struct.unpack_from("<Q", self._memory, 24)[0])

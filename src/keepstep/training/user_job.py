@@ -104,6 +104,7 @@ class Job:
         stream = Batches(source, name=name or f"data{len(self._streams)}", spans=spans)
         self._streams.append(stream)
         if self._guard is not None:
+            stream.take = self._guard.drills.take
             self._guard.streams = self._streams
         return stream
 

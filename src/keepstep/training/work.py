@@ -15,6 +15,7 @@ import torch
 from torch._C._distributed_c10d import Work
 
 from keepstep.errors import TransportError
+from keepstep.training.pace import Pace
 from keepstep.training.plane import Plane, Status
 from keepstep.training.tensor_calls import Prepared
 
@@ -126,7 +127,7 @@ class PlaneWork(Work):  # type: ignore[misc]
     """One collective on a plane (one ticket, or several for a coalesced one).
 
     `blame(status, ticket)` turns an abort or a failure into the exception to raise, or None where nothing may raise;
-    then integer outputs are zeroed, so that sizes read from them are harmless.
+    then integer outputs are zeroed, so that sizes read from them are harmless. `pace`, if set, is told of waiting.
     """
 
     def __init__(
@@ -139,6 +140,7 @@ class PlaneWork(Work):  # type: ignore[misc]
         completer: Completer | None,
     ) -> None:
         super().__init__()
+        self.pace: Pace | None = None
         self._plane = plane
         self._tickets = tickets
         self._prepared = prepared
@@ -155,7 +157,11 @@ class PlaneWork(Work):  # type: ignore[misc]
         """Waits, at most `timeout` if it is positive. Raises DistBackendError if the collective did not succeed."""
         if not self._settled:
             limit_s = timeout.total_seconds() if timeout is not None else 0.0
+            if self.pace is not None:
+                self.pace.pause()
             self.settle(limit_s if limit_s > 0 else None)
+            if self.pace is not None:
+                self.pace.resume()
         if self._error is not None:
             raise self._error
         return True
@@ -236,6 +242,8 @@ class PlaneWork(Work):  # type: ignore[misc]
     def complete_future(self) -> None:
         """Gives the settled outcome to the future."""
         assert self._future is not None
+        if self.pace is not None:
+            self.pace.resume()
         if self._error is not None:
             self._future.set_exception(self._error)
         else:
