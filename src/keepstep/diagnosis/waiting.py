@@ -137,7 +137,7 @@ def _unfinished(group: GroupProgress) -> Iterable[tuple[Position, int]]:
         if position.queued is None:
             continue
         finished = lowest if position.finished is None else position.finished
-        if position.queued > finished:
+        if position.queued > finished + (1 if group.snapshot else 0):
             waiting.append((position, finished + 1))
             frontiers.add(finished + 1)
     if len(frontiers) > _MOST_FRONTIERS:

@@ -105,19 +105,22 @@ def _origin(graph: WaitGraph, ranks: list[int], notes: dict[int, Reporter], *, n
                 "its device stopped working it off"
             )
         else:
-            evidence.append(f"rank {rank} has nothing unfinished of its own that would explain it")
+            evidence.append(f"rank {rank} waits for nothing that these data show")
         if rank in notes and notes[rank].state != "present":
             evidence.append(
                 f"the report of rank {rank} is {notes[rank].state}. {notes[rank].detail}".rstrip(". ") + "."
             )
     evidence.append(f"{len(victims)} ranks wait for it, directly or through other groups: {listed(victims)}")
-    silent = any(blocker.silent for blocker in graph.blockers)
+    doubt = 0.15 if any(blocker.silent for blocker in graph.blockers) else 0.0
+    if any(blocker.group is not None and blocker.group.snapshot for blocker in needed):
+        doubt += 0.25
+        evidence.append("counts of one moment: whether they still move tells a slow rank from one that stands still")
     return Finding(
         kind="noncommunication_hang",
         layer="hardware_gpu" if stuck else "undetermined",
         suspects=((Suspect(node=node),),) if node is not None else tuple((Suspect(rank=rank),) for rank in ranks),
         victims=victims,
-        confidence=(0.9 if needed else 0.65) - (0.15 if silent else 0.0),
+        confidence=(0.9 if needed else 0.65) - doubt,
         evidence=tuple(evidence),
         next_probe=(
             f"stack of {listed(ranks)} (py-spy dump), and the state, Xid messages and utilisation of its device"

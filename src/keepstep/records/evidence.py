@@ -27,9 +27,10 @@ __all__ = [
     "Unread",
 ]
 
-ReporterState = Literal["present", "empty", "truncated", "duplicate", "absent", "dead"]
+ReporterState = Literal["present", "empty", "truncated", "duplicate", "absent", "dead", "behind", "failed"]
 """present: said something; empty: answered without content; truncated: cut off; duplicate: reported twice, kept once;
-absent: expected, nothing came; dead: another tool says that its process is gone."""
+absent: expected, nothing came; dead: another tool says that its process is gone; behind: another tool says that it has
+launched fewer collectives than the others; failed: it reports an error of its own."""
 
 
 class Signature(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,6 +106,8 @@ class GroupProgress(msgspec.Struct, frozen=True, kw_only=True):
     description: str = ""
     kinds: str = ""
     """Which operations the sequence counts, where a tool counts each kind apart (NCCL RAS); empty: all."""
+    snapshot: bool = False
+    """Taken from a job that may be running, so that being one operation behind means nothing."""
     path: str = ""
 
 

@@ -1,0 +1,102 @@
+"""Everything that dumps and tables of other tools say about one job, as findings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from keepstep.diagnosis.roll_call import diagnose_reporters
+from keepstep.diagnosis.wavefront import diagnose_hang
+from keepstep.records.evidence import (
+    CollectiveRecord,
+    Evidence,
+    GroupProgress,
+    Place,
+    Reporter,
+    Transfer,
+    Unread,
+)
+from keepstep.records.finding import Finding
+
+__all__ = ["diagnose_dumps"]
+
+
+def diagnose_dumps(evidence: Iterable[Evidence]) -> tuple[Finding, ...]:
+    """Findings of one job from the evidence of all its files; empty if nothing of it is for this function.
+
+    A single `healthy` finding if the evidence speaks of the job and nothing is wrong. Log events and stacks are not
+    looked at. A rank that appears in several dumps counts once, by the dump that goes furthest.
+    """
+    everything = _once_a_rank(list(evidence))
+    places = [item for item in everything if isinstance(item, Place)]
+    reporters = [item for item in everything if isinstance(item, Reporter)]
+    groups = [item for item in everything if isinstance(item, GroupProgress)]
+    transfers = [item for item in everything if isinstance(item, Transfer)]
+    called = diagnose_reporters(reporters, places)
+    hangs = diagnose_hang(groups, transfers, reporters=reporters, places=places)
+    findings = [*called, *_not_said_twice(hangs, called)]
+    if not findings and (groups or reporters):
+        findings = [_fine(groups, reporters)]
+    return tuple(findings)
+
+
+def _not_said_twice(hangs: Iterable[Finding], called: Sequence[Finding]) -> list[Finding]:
+    """Hang findings without those about ranks that are already called dead, absent or failed."""
+    named = {suspect.rank for finding in called for group in finding.suspects for suspect in group}
+    kept = []
+    for finding in hangs:
+        suspected = {suspect.rank for group in finding.suspects for suspect in group}
+        if not (suspected and suspected <= named):
+            kept.append(finding)
+    return kept
+
+
+def _fine(groups: Sequence[GroupProgress], reporters: Sequence[Reporter]) -> Finding:
+    heard = {position.rank for group in groups for position in group.positions}
+    heard.update(reporter.rank for reporter in reporters if reporter.rank is not None)
+    empty = [reporter for reporter in reporters if reporter.state in ("empty", "truncated")]
+    if empty and len(empty) == len(reporters):
+        return Finding(
+            kind="undetermined",
+            confidence=0.1,
+            evidence=tuple(f"rank {item.rank}: {item.state}. {item.detail}" for item in empty[:8]),
+            next_probe="dumps with entries: set TORCH_FR_BUFFER_SIZE (TORCH_NCCL_TRACE_BUFFER_SIZE before 2.7)",
+        )
+    details = [reporter.detail for reporter in reporters if reporter.rank is None and reporter.detail]
+    return Finding(
+        kind="healthy",
+        confidence=0.8,
+        evidence=(
+            f"{len(heard)} ranks in {len(groups)} groups: nobody waits for anybody" if heard else "nobody is missing",
+            *details[:4],
+        ),
+    )
+
+
+def _once_a_rank(evidence: list[Evidence]) -> list[Evidence]:
+    """The evidence without dumps of a rank that another dump of the same rank goes beyond."""
+    paths: dict[int, dict[str, int]] = {}
+    for item in evidence:
+        if isinstance(item, GroupProgress) and len(item.positions) == 1 and item.path:
+            position = item.positions[0]
+            reached = paths.setdefault(position.rank, {})
+            reached[item.path] = reached.get(item.path, 0) + (position.queued or 0)
+    dropped = {
+        (rank, path) for rank, seen in paths.items() for path in seen if path != max(seen, key=lambda p: seen[p])
+    }
+    if not dropped:
+        return evidence
+    kept = [item for item in evidence if _rank_and_path(item) not in dropped]
+    doubled = sorted({rank for rank, _ in dropped})
+    notes = [
+        Reporter(rank=rank, state="duplicate", detail="It wrote several dumps; the one that goes furthest counts")
+        for rank in doubled
+    ]
+    return [*kept, *notes]
+
+
+def _rank_and_path(item: Evidence) -> tuple[int | None, str]:
+    if isinstance(item, GroupProgress):
+        return (item.positions[0].rank if len(item.positions) == 1 else None), item.path
+    if isinstance(item, Transfer | Reporter | CollectiveRecord):
+        return item.rank, item.path
+    return None, item.path if isinstance(item, Unread) else ""
