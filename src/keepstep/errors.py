@@ -17,6 +17,7 @@ KeepstepError
 │   ├── Fenced            its place was given to another member
 │   ├── VersionMismatch   another version of keepstep or torch in the same job
 │   └── WorldMismatch     members disagree about the size of the job
+├── TrafficError          a network or a demand that cannot be planned for       exit 65
 └── StateError            training state cannot be moved or trusted              exit 75
     ├── StateDivergence   replicas that should be equal are not
     ├── UnsupportedState  a tracked object holds something that cannot be carried
@@ -42,6 +43,7 @@ __all__ = [
     "StateError",
     "StoreError",
     "TornRecord",
+    "TrafficError",
     "TransportError",
     "UnsupportedState",
     "UsageError",
@@ -142,6 +144,12 @@ class VersionMismatch(MembershipError):
 
 class WorldMismatch(MembershipError):
     """Members disagree about the size of the job."""
+
+
+class TrafficError(KeepstepError):
+    """A network, a demand or a change of them that cannot be planned for; the plan in force stays."""
+
+    exit_code = 65
 
 
 class StateError(KeepstepError):

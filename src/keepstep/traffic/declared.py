@@ -1,0 +1,108 @@
+"""The demand of a job that says how it is laid out: sizes of its parallel dimensions, and what each group sends."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from keepstep.errors import TrafficError
+from keepstep.records.demand import Collective, CollectiveUse, Demand, Seat
+
+__all__ = ["DeclaredCollective", "JobLayout", "demand_of", "groups_of"]
+
+GroupKind = Literal["tp", "dp", "pp", "ep", "world"]
+
+
+class DeclaredCollective(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What every group of a kind runs in a step; fields as in `CollectiveUse`. `back`: a send from later to earlier."""
+
+    group: GroupKind
+    operation: Collective
+    nbytes: float = 0.0
+    calls: float = 1.0
+    start_s: float = 0.0
+    end_s: float = 0.0
+    algorithm: Literal["ring", "tree"] = "ring"
+    data_dependent: bool = False
+    back: bool = False
+
+
+class JobLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A job: its hosts in order of rank, ranks on each, and sizes of its groups (tp varies fastest, then dp, then pp;
+    ep divides dp)."""
+
+    job: str
+    hosts: tuple[str, ...]
+    collectives: tuple[DeclaredCollective, ...]
+    ranks_per_host: int = 8
+    tp: int = 1
+    pp: int = 1
+    dp: int = 0
+    ep: int = 1
+    step_s: float = 0.0
+    priority: int = 0
+    known: bool = True
+
+
+def groups_of(layout: JobLayout) -> dict[str, list[tuple[int, ...]]]:
+    """The ranks of every group by kind. Raises TrafficError if the sizes do not multiply to the number of ranks."""
+    world = len(layout.hosts) * layout.ranks_per_host
+    tp, pp, ep = layout.tp, layout.pp, layout.ep
+    if min(tp, pp, ep) < 1 or world < 1:
+        raise TrafficError(f"job {layout.job!r} needs at least one rank and sizes of at least 1")
+    dp = layout.dp or world // (tp * pp)
+    if tp * pp * dp != world:
+        raise TrafficError(f"job {layout.job!r}: tp {tp} x pp {pp} x dp {dp} is {tp * pp * dp}, not {world} ranks")
+    if dp % ep:
+        raise TrafficError(f"job {layout.job!r}: ep {ep} does not divide dp {dp}")
+    replicas = [tuple(range(first, first + tp * dp, tp)) for stage in range(pp) for first in _firsts(stage, tp, dp=dp)]
+    return {
+        "tp": [tuple(range(first, first + tp)) for first in range(0, world, tp)],
+        "dp": replicas,
+        "ep": [group[start : start + ep] for group in replicas for start in range(0, dp, ep)],
+        "pp": [tuple(range(first, world, tp * dp)) for first in range(tp * dp)],
+        "world": [tuple(range(world))],
+    }
+
+
+def demand_of(layout: JobLayout) -> Demand:
+    """The demand of a declared layout. Raises TrafficError as `groups_of`, and for bytes, calls or times below 0."""
+    if len(set(layout.hosts)) != len(layout.hosts):
+        raise TrafficError(f"job {layout.job!r} lists a host twice")
+    groups = groups_of(layout)
+    slots = layout.ranks_per_host
+    seats = tuple(
+        Seat(rank, layout.hosts[rank // slots], rank % slots, slots) for rank in range(len(groups["world"][0]))
+    )
+    uses: list[CollectiveUse] = []
+    for number, declared in enumerate(layout.collectives):
+        if min(declared.nbytes, declared.calls, declared.start_s) < 0 or declared.end_s < declared.start_s:
+            raise TrafficError(
+                f"job {layout.job!r}, collective {number + 1}: bytes, calls and times must not be negative"
+            )
+        for place, ranks in enumerate(groups[declared.group]):
+            if len(ranks) > 1:
+                uses.append(_use(declared, f"{declared.group}{place}.{declared.operation}.{number}", ranks=ranks))
+    return Demand(layout.job, seats, tuple(uses), layout.step_s, layout.priority, layout.known)
+
+
+def _firsts(stage: int, tp: int, *, dp: int) -> range:
+    return range(stage * tp * dp, stage * tp * dp + tp)
+
+
+def _use(declared: DeclaredCollective, name: str, *, ranks: tuple[int, ...]) -> CollectiveUse:
+    if declared.operation == "send":
+        line = ranks[::-1] if declared.back else ranks
+        ranks = tuple(rank for pair in zip(line, line[1:], strict=False) for rank in pair)
+    return CollectiveUse(
+        name,
+        declared.operation,
+        ranks,
+        declared.nbytes,
+        declared.calls,
+        declared.start_s,
+        declared.end_s,
+        declared.algorithm,
+        declared.data_dependent,
+    )

@@ -1,0 +1,109 @@
+"""A topology made ready to ask: who is plugged in where, which ways lead from leaf to leaf, what is down."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator
+
+from keepstep.errors import TrafficError
+from keepstep.records.topology import Cable, Port, Topology, link_name, split_link
+
+__all__ = ["MAX_PATHS", "Network"]
+
+MAX_PATHS = 4096
+"""Ways between two leaves that are looked at; more are cut off, the first by name stay."""
+
+
+class Network:
+    """A checked topology (see `keepstep.traffic.checking`), and the links of it that are `down` now."""
+
+    def __init__(self, topology: Topology, down: Iterable[str] = ()) -> None:
+        """Raises TrafficError if `down` names a link or switch that is not there."""
+        self.topology = topology
+        self.ports: dict[str, Port] = {port.name: port for port in topology.ports}
+        self.tier: dict[str, int] = {switch.name: switch.tier for switch in topology.switches}
+        self.of_host: dict[str, list[Port]] = {}
+        for port in topology.ports:
+            self.of_host.setdefault(port.host, []).append(port)
+        self.uppers: dict[str, dict[str, Cable]] = {name: {} for name in self.tier}
+        self.lowers: dict[str, dict[str, Cable]] = {name: {} for name in self.tier}
+        for cable in topology.cables:
+            self.uppers[cable.lower][cable.upper] = cable
+            self.lowers[cable.upper][cable.lower] = cable
+        self.down: frozenset[str] = frozenset()
+        self.set_down(down)
+
+    def set_down(self, names: Iterable[str]) -> None:
+        """From now on exactly `names` (links `a>b`, or switches) are down. Raises TrafficError for an unknown one."""
+        names = frozenset(names)
+        for name in sorted(names):
+            self.links_of(name)
+        self.down = names
+        self._dead = frozenset(link for name in names for link in self.links_of(name))
+
+    def links_of(self, name: str) -> tuple[str, ...]:
+        """The directed links that `name` stands for: itself, or all of a switch. Raises TrafficError if unknown."""
+        start, end = split_link(name)
+        if end:
+            if self.cable(start, end) is None:
+                raise TrafficError(f"no link {name!r} in topology {self.topology.name!r}", remedy="see `traffic show`")
+            return (name,)
+        if start not in self.tier:
+            raise TrafficError(f"no switch {name!r} in topology {self.topology.name!r}", remedy="see `traffic show`")
+        others = [*self.uppers[start], *self.lowers[start]]
+        return tuple(link for other in others for link in (link_name(start, other), link_name(other, start)))
+
+    def cable(self, start: str, end: str) -> Cable | None:
+        """What joins two switches, whichever is the upper one."""
+        return self.uppers.get(start, {}).get(end) or self.lowers.get(start, {}).get(end)
+
+    def alive(self, start: str, end: str) -> bool:
+        """Whether the directed link is there and not down."""
+        return link_name(start, end) not in self._dead and self.cable(start, end) is not None
+
+    def capacity(self, start: str, end: str) -> float:
+        """Gbit/s of all parallel cables of a directed link; 0.0 where it is down."""
+        cable = self.cable(start, end)
+        return cable.gbps * cable.count if cable is not None and self.alive(start, end) else 0.0
+
+    def paths(self, source: str, destination: str) -> tuple[tuple[str, ...], ...]:
+        """All shortest ways up and down from leaf to leaf that are alive; ((leaf,),) for the same leaf."""
+        if source == destination:
+            return ((source,),)
+        climbs: list[tuple[str, ...]] = [(source,)]
+        falls: list[tuple[str, ...]] = [(destination,)]
+        while climbs and falls:
+            climbs = [(*way, upper) for way in climbs for upper in self._above(way[-1], rising=True)]
+            falls = [(upper, *way) for way in falls for upper in self._above(way[0], rising=False)]
+            tops: dict[str, list[tuple[str, ...]]] = {}
+            for way in falls:
+                tops.setdefault(way[0], []).append(way)
+            found = [(*climb, *fall[1:]) for climb in climbs for fall in tops.get(climb[-1], ())]
+            if found:
+                return tuple(sorted(found)[:MAX_PATHS])
+        return ()
+
+    def _above(self, switch: str, *, rising: bool) -> Iterator[str]:
+        for upper in self.uppers[switch]:
+            if self.alive(switch, upper) if rising else self.alive(upper, switch):
+                yield upper
+
+    @functools.cached_property
+    def parts(self) -> list[list[str]]:
+        """The leaves of each connected part, by cables that are there, dead or not; in order of appearance."""
+        seen: set[str] = set()
+        found: list[list[str]] = []
+        for name, tier in self.tier.items():
+            if tier != 1 or name in seen:
+                continue
+            found.append([])
+            heap = [name]
+            seen.add(name)
+            while heap:
+                switch = heap.pop()
+                if self.tier[switch] == 1:
+                    found[-1].append(switch)
+                fresh = [other for other in (*self.uppers[switch], *self.lowers[switch]) if other not in seen]
+                seen.update(fresh)
+                heap += fresh
+        return [sorted(part) for part in found]

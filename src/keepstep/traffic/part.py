@@ -1,0 +1,130 @@
+"""One connected part of a network with its flows: the exact engine where it applies, the general one elsewhere.
+
+`Uplinks` (edge colouring, provably the smallest maximum) serves two tiers with equal cables when flows are counted;
+`Balance` (linear program with rounding) serves three tiers, unequal cables, and flows weighed by their bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from keepstep.records.topology import Cable
+from keepstep.traffic.balance import Balance
+from keepstep.traffic.network import Network
+from keepstep.traffic.uplinks import Uplinks
+
+__all__ = ["Part", "Way"]
+
+Way = tuple[tuple[str, ...], int]
+"""(switches from leaf to leaf, lane)."""
+
+
+class Part:
+    """Slots (numbers of the planner's) between the `leaves` of one part, and the way of each."""
+
+    def __init__(self, network: Network, leaves: Sequence[str], *, by_bytes: bool) -> None:
+        self._network = network
+        self._leaves = {leaf: number for number, leaf in enumerate(leaves)}
+        self._spines = sorted({upper for leaf in leaves for upper in network.uppers[leaf]})
+        cables = [cable for leaf in leaves for cable in network.uppers[leaf].values()]
+        tall = any(network.uppers[spine] for spine in self._spines)
+        kinds = {(cable.gbps, cable.count) for cable in cables}
+        self.exact = len(kinds) == 1 and not tall and not by_bytes
+        self._lanes = cables[0].count if self.exact else 1
+        self._number = {spine: number for number, spine in enumerate(self._spines)}
+        self._engine: Uplinks | Balance = self._uplinks() if self.exact else self._balance(cables)
+        self._closed: frozenset[tuple[int, int]] = frozenset()
+        self.follow_network()
+
+    @property
+    def method(self) -> str:
+        """How the plan of this part is made."""
+        return "edge colouring" if self.exact else "linear program"
+
+    @property
+    def max_load(self) -> float:
+        """Of the fullest cable, see the engines."""
+        return float(self._engine.max_load)
+
+    @property
+    def bound(self) -> float:
+        """What no plan can go below."""
+        return float(self._engine.bound)
+
+    def reachable(self, source: str, destination: str) -> bool:
+        """Whether a way joins two leaves of this part now."""
+        if isinstance(self._engine, Uplinks):
+            return self._engine.reachable(self._leaves[source], self._leaves[destination])
+        return self._engine.reachable(source, destination)
+
+    def add(self, slots: Mapping[int, tuple[str, str, float]]) -> None:
+        """Give each slot (source leaf, destination leaf, weight) a way; all must be reachable."""
+        if isinstance(self._engine, Uplinks):
+            for slot, (source, destination, _) in slots.items():
+                self._engine.add(slot, source=self._leaves[source], destination=self._leaves[destination])
+            if self._closed and self._engine.max_load > self._engine.bound:
+                self._engine.level()
+        elif not self._engine.path_of:
+            self._engine.fill(slots)
+        else:
+            for slot, (source, destination, weight) in slots.items():
+                self._engine.add(slot, source=source, destination=destination, weight=weight)
+            self._engine.improve(len(slots))
+
+    def keep(self, slot: int, way: Way, *, weight: float) -> None:
+        """Take a slot over with the way it has in a plan in force."""
+        (source, spine, *_), lane = way
+        if isinstance(self._engine, Uplinks):
+            ends = {"source": self._leaves[source], "destination": self._leaves[way[0][-1]]}
+            self._engine.keep(slot, **ends, spine=self._number[spine] * self._lanes + lane)
+        else:
+            self._engine.keep(slot, way[0], weight=weight)
+
+    def remove(self, slots: Iterable[int]) -> None:
+        """Forget slots."""
+        self._engine.remove(list(slots))
+
+    def way(self, slot: int) -> Way:
+        """The way of a slot. Raises KeyError where it has none."""
+        if isinstance(self._engine, Balance):
+            path = self._engine.path_of[slot]
+            cable = self._network.cable(path[0], path[1])
+            return path, slot % (cable.count if cable else 1)
+        left, right = self._engine.ends_of(slot)
+        spine, lane = divmod(self._engine.spine_of[slot], self._lanes)
+        return (self._names[left], self._spines[spine], self._names[right]), lane
+
+    def follow_network(self) -> list[int]:
+        """Move slots off links that went down since, and use those that came back; the slots that have no way now."""
+        if isinstance(self._engine, Balance):
+            homeless = self._engine.reroute()
+            self._engine.improve(max(8, len(self._engine.moved)))
+            return homeless
+        closed = frozenset(self._dead_links())
+        opened = self._closed - closed
+        fresh, self._closed = closed - self._closed, closed
+        if opened:
+            self._engine.permit(sorted(opened))
+        return self._engine.forbid(sorted(fresh))
+
+    def settle(self) -> list[int]:
+        """The slots that have another way than at the last call."""
+        return list(self._engine.settle())
+
+    def _uplinks(self) -> Uplinks:
+        self._names = list(self._leaves)
+        return Uplinks(len(self._leaves), len(self._spines) * self._lanes)
+
+    def _balance(self, cables: Sequence[Cable]) -> Balance:
+        return Balance(self._network, reference_gbps=max((cable.gbps for cable in cables), default=1.0))
+
+    def _dead_links(self) -> Iterable[tuple[int, int]]:
+        """(end, spine) of the engine for every link that is down or never was there."""
+        for leaf, number in self._leaves.items():
+            for spine, column in self._number.items():
+                for end, alive in (
+                    (number, self._network.alive(leaf, spine)),
+                    (len(self._leaves) + number, self._network.alive(spine, leaf)),
+                ):
+                    if not alive:
+                        yield from ((end, column * self._lanes + lane) for lane in range(self._lanes))

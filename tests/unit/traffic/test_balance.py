@@ -1,0 +1,67 @@
+"""Plans on irregular networks: near the linear program's bound, and only what is affected moves."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from keepstep.records.topology import Cable, Switch, Topology
+from keepstep.traffic.balance import Balance
+from keepstep.traffic.clos import ClosShape, clos
+from keepstep.traffic.network import Network
+
+
+def uneven() -> Network:
+    """Two leaves, one spine of 400 and one of 100 Gbit/s."""
+    switches = (Switch("a", 1), Switch("b", 1), Switch("wide", 2), Switch("thin", 2))
+    cables = tuple(
+        Cable(leaf, spine, 400.0 if spine == "wide" else 100.0) for leaf in "ab" for spine in ("wide", "thin")
+    )
+    return Network(Topology("uneven", switches, (), cables))
+
+
+def test_unequal_spines_carry_unequal_shares():
+    balance = Balance(uneven(), reference_gbps=400.0)
+    balance.fill({flow: ("a", "b", 1.0) for flow in range(10)})
+    assert balance.bound == pytest.approx(8.0)
+    assert balance.max_load == pytest.approx(8.0)
+    assert sum("thin" in path for path in balance.path_of.values()) == 2
+
+
+def test_three_tiers_meet_the_bound():
+    network = Network(clos(ClosShape(hosts=16, hosts_per_leaf=4, spines=2, pods=2, cores=2)))
+    balance = Balance(network, reference_gbps=400.0)
+    pairs = [("leaf0", "leaf2"), ("leaf0", "leaf1"), ("leaf1", "leaf3"), ("leaf3", "leaf0")]
+    balance.fill({flow: (*pairs[flow % 4], 1.0) for flow in range(16)})
+    assert balance.bound == balance.max_load == 4.0
+
+
+def test_a_dead_link_moves_its_own_flows():
+    network = uneven()
+    balance = Balance(network, reference_gbps=400.0)
+    balance.fill({flow: ("a", "b", 1.0) for flow in range(10)})
+    thin = {flow for flow, path in balance.path_of.items() if "thin" in path}
+    balance.settle()
+    network.set_down(["thin"])
+    assert balance.reroute() == []
+    assert set(balance.settle()) == thin
+    assert balance.bound == balance.max_load == pytest.approx(10.0)
+    network.set_down(["thin", "wide"])
+    assert len(balance.reroute()) == 10
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.sampled_from([1.0, 2.0, 5.0])), max_size=25))
+@settings(max_examples=60, deadline=None)
+def test_no_plan_is_below_the_bound_and_loads_add_up(flows):
+    network = Network(clos(ClosShape(hosts=8, hosts_per_leaf=2, spines=3)))
+    balance = Balance(network, reference_gbps=400.0)
+    wanted = {n: (f"leaf{a}", f"leaf{b}", w) for n, (a, b, w) in enumerate(flows) if a != b}
+    balance.fill(wanted)
+    assert balance.max_load >= balance.bound - 1e-6
+    assert sum(balance.loads().values()) == pytest.approx(2 * sum(weight for _, _, weight in wanted.values()))
+    if wanted:
+        heaviest = max(weight for _, _, weight in wanted.values())
+        assert balance.max_load <= balance.bound + 2 * heaviest + 1e-6
+    balance.remove(list(wanted))
+    assert balance.max_load == pytest.approx(0.0)
