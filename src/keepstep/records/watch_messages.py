@@ -8,11 +8,14 @@ from keepstep.records.summary import WatchReport
 
 __all__ = [
     "STACK_SIGNAL",
+    "CallMade",
+    "Called",
     "CheckHang",
     "EvidenceGiven",
     "GiveEvidence",
     "HangDenied",
     "MemberHung",
+    "TellCalls",
     "WatchFact",
     "WatchOrder",
     "Watched",
@@ -65,6 +68,28 @@ class MemberHung(_Told, frozen=True, tag=True):
     onset: float = 0.0
 
 
+class CallMade(msgspec.Struct, frozen=True, array_like=True):
+    """One collective as a member called it; numbers as in an operation slot of the recorder. `group` is the name
+    behind `hash`, empty where the member has closed the group."""
+
+    hash: int
+    group: str
+    sequence: int
+    op: int
+    element: int
+    count: int
+    root: int
+
+
+class Called(_Told, frozen=True, tag=True):
+    """The newest collectives of `member` in every group, in `generation`; given when a script fails."""
+
+    member: str
+    rank: int
+    generation: int
+    calls: tuple[CallMade, ...]
+
+
 class HangDenied(_Told, frozen=True, tag=True):
     """A check found no hard evidence of a hang of `member`: nobody is replaced, because of `why`."""
 
@@ -96,5 +121,9 @@ class CheckHang(_Asked, frozen=True, tag=True):
     apart_s: float
 
 
-WatchFact = Watched | EvidenceGiven | MemberHung | HangDenied
-WatchOrder = GiveEvidence | CheckHang
+class TellCalls(_Asked, frozen=True, tag=True):
+    """To an agent: say at once what its members called last. Answer: `Called` for each."""
+
+
+WatchFact = Watched | EvidenceGiven | MemberHung | HangDenied | Called
+WatchOrder = GiveEvidence | CheckHang | TellCalls

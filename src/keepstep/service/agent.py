@@ -28,7 +28,7 @@ from keepstep.records.messages import (
     StartMember,
     Welcome,
 )
-from keepstep.records.watch_messages import CheckHang, GiveEvidence
+from keepstep.records.watch_messages import CheckHang, GiveEvidence, TellCalls
 from keepstep.service.background import background
 from keepstep.service.clock import Clock
 from keepstep.service.drill_watch import DrillWatch, drilled_command, drilled_fact
@@ -116,7 +116,7 @@ class Agent:
                 self._end(order.member, order.grace_s)
             case Drill():
                 self._drills.arm(order)
-            case CheckHang() | GiveEvidence():
+            case CheckHang() | GiveEvidence() | TellCalls():
                 self._watch.obey(order)
             case _:
                 self._forward(member, order)
@@ -222,6 +222,8 @@ class Agent:
         fact = MemberExited(
             member.name, member.rank, process.code, process.signal, private, onset, protected=member.protected
         )
+        if process.code and member.protected:
+            self._watch.tell_calls(member)
         self._upward(member.name, fact)
         if process.code and not member.ended_by_order and member.protected:
             self._archive.save(rings)

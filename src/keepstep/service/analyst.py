@@ -35,6 +35,7 @@ _ANSWER_S = 60.0
 _MOST_REPORTS = 20_000
 _MOST_STARTS = 5
 _RESTART_S = 1.0
+_END_S = 2.0
 _log = logging.getLogger(__name__)
 
 
@@ -151,8 +152,15 @@ class Analyst:
         await asyncio.sleep(_RESTART_S)
 
     async def _end(self) -> None:
+        """The process ends with its input; one that does not is ended."""
         process, self._process = self._process, None
-        if process is not None:
+        if process is None:
+            return
+        if process.stdin is not None:
+            process.stdin.close()
+        try:
+            await asyncio.wait_for(process.wait(), _END_S)
+        except TimeoutError:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()

@@ -6,6 +6,7 @@ The desk decides nothing about members: hard evidence becomes a fact for the job
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,10 +14,19 @@ import msgspec
 
 from keepstep.control.job_state import Directed
 from keepstep.control.roster import by_rank, live
+from keepstep.diagnosis.called import disagreements
 from keepstep.records.events import Finding
 from keepstep.records.finding_words import one_line, ranks_of
-from keepstep.records.messages import Fact, Hello, MemberExited, MemberStarted
-from keepstep.records.watch_messages import CheckHang, EvidenceGiven, GiveEvidence, HangDenied, Watched
+from keepstep.records.messages import Fact, Hello, MemberExited, MemberStarted, ScriptFailed
+from keepstep.records.watch_messages import (
+    Called,
+    CheckHang,
+    EvidenceGiven,
+    GiveEvidence,
+    HangDenied,
+    TellCalls,
+    Watched,
+)
 from keepstep.service.analysis_wire import ArrivalNote, Begin, Standing
 from keepstep.service.analyst import Analyst
 from keepstep.service.bundles import BUNDLES_FOLDER, Bundles, Retention
@@ -32,6 +42,7 @@ _APART_S = 1.0
 _CHECK_AGAIN_S = 5.0
 _QUIET = frozenset({"healthy", "imbalance", "undetermined"})
 _MOST_FINDINGS = 10_000
+_MOST_CALLED = 1000
 _log = logging.getLogger(__name__)
 
 
@@ -56,6 +67,7 @@ class FindingDesk:
         self._numbers: dict[str, int] = {}
         self._findings: dict[str, Finding] = {}
         self._checked: dict[str, float] = {}
+        self._called: deque[Called] = deque(maxlen=_MOST_CALLED)
         self._starts: dict[str, ArrivalNote] = {}
         self._say: Callable[[str], None] = lambda text: console.say(f"keepstep: {text}", error=True)
 
@@ -68,6 +80,12 @@ class FindingDesk:
                 self._bundles.put_evidence(node, fact)
             case HangDenied():
                 self._denied(fact)
+            case Called():
+                self._called.append(fact)
+                self._compare_calls()
+            case ScriptFailed():
+                self._ask_calls()
+                return False
             case _:
                 self._note_start(node, member, fact)
                 return False
@@ -161,6 +179,24 @@ class FindingDesk:
                 layer = "application" if "lock of the script" in fact.why else finding.layer
                 changed = msgspec.structs.replace(finding, evidence=(*finding.evidence, evidence), layer=layer)
                 self._findings[key] = self._journalled(Standing(key, "updated", changed), finding.number)
+
+    # -------------------------------------------------------------- who called what
+
+    def _ask_calls(self) -> None:
+        """A script failed: perhaps because members did not agree on a collective."""
+        epoch = self._shell.state.epoch
+        for node in sorted({member.node for member in live(self._shell.state.members)}):
+            self._shell.order(Directed(node, "", TellCalls(epoch), "a script failed: who called what?"))
+
+    def _compare_calls(self) -> None:
+        for finding in disagreements(self._called):
+            key = f"calls:{finding.group}"
+            known = self._findings.get(key)
+            if known is not None and (known.suspects, known.evidence) == (finding.suspects, finding.evidence):
+                continue
+            if any(f.kind == finding.kind for other, f in self._findings.items() if other != key):
+                continue
+            self._on_change(Standing(key, "updated" if known else "new", finding))
 
     # -------------------------------------------------------------- the start
 

@@ -10,11 +10,20 @@ import msgspec
 
 from keepstep.records.messages import Fact
 from keepstep.records.summary import WatchReport
-from keepstep.records.watch_messages import CheckHang, EvidenceGiven, GiveEvidence, HangDenied, Watched, WatchOrder
+from keepstep.records.watch_messages import (
+    CheckHang,
+    EvidenceGiven,
+    GiveEvidence,
+    HangDenied,
+    TellCalls,
+    Watched,
+    WatchOrder,
+)
 from keepstep.service.background import background
 from keepstep.service.clock import Clock
 from keepstep.service.evidence_giver import EvidenceGiver
 from keepstep.service.hang_check import check_hang
+from keepstep.service.last_calls import newest_calls
 from keepstep.service.member_process import MemberProcess
 from keepstep.service.observer import Observer
 
@@ -50,13 +59,22 @@ class MemberWatch:
         self._observer.open()
 
     def obey(self, order: WatchOrder) -> None:
-        """Give evidence, or check whether a member hangs."""
+        """Give evidence, say what members called, or check whether one hangs."""
         if isinstance(order, GiveEvidence):
             self._giver.give(order)
+            return
+        if isinstance(order, TellCalls):
+            for member in self._members():
+                self.tell_calls(member)
             return
         task = background(self._check(order))
         self._checks.add(task)
         task.add_done_callback(self._checks.discard)
+
+    def tell_calls(self, member: MemberProcess) -> None:
+        """Say what `member` called last, while its ring is still there."""
+        if member.rank >= 0 and (called := newest_calls(member)) is not None:
+            self._upward(member.name, called)
 
     async def close(self) -> None:
         """Stop watching."""
