@@ -36,8 +36,8 @@ def test_mttf_of_a_series_system(gpus, hours):
 
 def test_measured_small_and_large_jobs_do_not_share_one_rate():
     """7.9 h at 1,024 GPUs and 47.7 days at 8 imply 23.7 and 21.0 per 1000 node-days, not 6.5."""
-    assert 1 / (128 * 7.9 / 24) == pytest.approx(23.7e-3, rel=5e-3)
-    assert 1 / 47.7 == pytest.approx(21.0e-3, rel=5e-3)
+    assert pytest.approx(23.7e-3, rel=5e-3) == 1 / (128 * 7.9 / 24)
+    assert pytest.approx(21.0e-3, rel=5e-3) == 1 / 47.7
 
 
 def test_llama_3():
@@ -45,7 +45,7 @@ def test_llama_3():
     assert rate_of(419, exposure).value == pytest.approx(3.789, abs=5e-4)
     assert garwood(419, exposure) == pytest.approx((3.435, 4.169), abs=1e-3)
     assert garwood(419, exposure, confidence=0.9) == pytest.approx((3.489, 4.108), abs=1e-3)
-    assert 54 * 24 / 419 == pytest.approx(3.093, abs=5e-4)
+    assert pytest.approx(3.093, abs=5e-4) == 54 * 24 / 419
 
 
 @pytest.mark.parametrize(

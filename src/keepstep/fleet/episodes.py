@@ -68,7 +68,7 @@ def episode_effect(faults: Faults, gap: float, *, nodes: int, horizon: float) ->
 
 
 def again_within(faults: Faults, days: float, *, horizon: float) -> tuple[int, int]:
-    """How many starts were followed by another on the node within `days`, of those that could be (start + days seen)."""
+    """How many starts another followed on the node within `days`, of those judged (start + days inside the horizon)."""
     judged = faults.start <= horizon - days
     same = np.append(np.diff(faults.node) == 0, False)
     following = np.append(faults.start[1:] - faults.start[:-1], np.inf)

@@ -11,12 +11,12 @@ import math
 
 import msgspec
 
-__all__ = ["DEFINITIONS", "Training", "daly", "exact", "finite", "failure_free_minutes", "published", "young"]
+__all__ = ["DEFINITIONS", "Training", "daly", "exact", "failure_free_minutes", "finite", "published", "young"]
 
 DEFINITIONS = {
     "measured": "productive GPU time / (queue + allocated) GPU time of job runs, from the ledger",
     "published": "(1 - N r (u + dt/2)) / (1 + w/dt), first order in failures, no queue (Meta, HPCA 2025)",
-    "exact": "dt / (M A (e^((dt+w)/M) - 1) + q A (e^((dt+w)/M) - 1)), A = e^(u/M); failures also hit restarts and writes",
+    "exact": "dt / ((M + q) A (e^((dt+w)/M) - 1)), A = e^(u/M); failures also hit restarts and checkpoint writes",
     "finite": "R / E[W] of a run with R productive minutes, the first queue and start-up counted",
 }
 """What each form of the ratio means, printed with its number."""

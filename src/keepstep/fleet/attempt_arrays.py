@@ -1,0 +1,164 @@
+"""The columns of attempts as arrays: what the analyses compute on. Pure: an Arrow table in, numpy out.
+
+All times are microseconds since 1970 in UTC; `UNKNOWN` stands for a time or id that is not known.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+__all__ = ["COLUMNS", "UNKNOWN", "AttemptArrays", "among", "arrays_of", "exact_sum"]
+
+UNKNOWN = np.iinfo(np.int64).min
+"""A time or an id that is not known."""
+
+COLUMNS: tuple[str, ...] = (
+    "attempt_id",
+    "run_id",
+    "life",
+    "job_number",
+    "submit",
+    "eligible",
+    "start",
+    "end",
+    "last_seen",
+    "suspended_us",
+    "gpus",
+    "node_count",
+    "ending",
+    "owner",
+    "failed",
+    "infrastructure",
+    "independent",
+    "victim_of",
+    "preempted_by",
+    "cause",
+    "partition",
+    "group_key",
+)
+"""What is read of `attempts` and `attempt_facts`."""
+
+
+class AttemptArrays(msgspec.Struct, frozen=True):
+    """Attempts on GPUs that have started, sorted by run and life.
+
+    `end` is the last moment known where it still runs. `nodes` is never 0. `cause`, `ending`, `owner`, `kind` (the
+    partition) and `group` are pairs of an array of numbers and their names. `left_out` counts rows without start, end
+    or GPUs, `turned` those that ended before they began (their length is taken for 0).
+    """
+
+    attempt: Any
+    run: Any
+    life: Any
+    job: Any
+    submit: Any
+    eligible: Any
+    start: Any
+    end: Any
+    suspended: Any
+    gpus: Any
+    nodes: Any
+    running: Any
+    failed: Any
+    infrastructure: Any
+    independent: Any
+    victim_of: Any
+    preempted_by: Any
+    cause: tuple[Any, tuple[str, ...]]
+    ending: tuple[Any, tuple[str, ...]]
+    owner: tuple[Any, tuple[str, ...]]
+    kind: tuple[Any, tuple[str, ...]]
+    group: tuple[Any, tuple[str, ...]]
+    left_out: int
+    turned: int
+
+    @property
+    def length(self) -> Any:
+        """Allocated wall-clock of each attempt in microseconds."""
+        return self.end - self.start
+
+    def ended(self, *names: str) -> Any:
+        """Whether each attempt's ending is one of `names`."""
+        return among(self.ending, names)
+
+
+def among(coded: tuple[Any, tuple[str, ...]], names: tuple[str, ...]) -> Any:
+    """Whether each entry of a coded column is one of `names`."""
+    wanted = [index for index, name in enumerate(coded[1]) if name in names]
+    return np.isin(coded[0], wanted)
+
+
+def arrays_of(table: pa.Table) -> AttemptArrays:
+    """The arrays of a table of attempts joined with their facts (`COLUMNS`)."""
+    start, ends = _numbers(table, "start"), _numbers(table, "end")
+    running = ends == UNKNOWN
+    end = np.where(running, _numbers(table, "last_seen"), ends)
+    gpus = _numbers(table, "gpus")
+    good = (start != UNKNOWN) & (end != UNKNOWN) & (gpus > 0)
+    run, life = _numbers(table, "run_id"), _numbers(table, "life")
+    order = np.flatnonzero(good)
+    order = order[np.lexsort((start[order], life[order], run[order]))]
+
+    def taken(values: Any) -> Any:
+        return values[order]
+
+    turned = taken(end) < taken(start)
+    nodes = taken(_numbers(table, "node_count"))
+    return AttemptArrays(
+        attempt=taken(_numbers(table, "attempt_id")),
+        run=taken(run),
+        life=taken(life),
+        job=taken(_numbers(table, "job_number")),
+        submit=taken(_numbers(table, "submit")),
+        eligible=taken(_numbers(table, "eligible")),
+        start=taken(start),
+        end=np.maximum(taken(end), taken(start)),
+        suspended=np.maximum(taken(_numbers(table, "suspended_us")), 0),
+        gpus=taken(gpus),
+        nodes=np.where(nodes > 0, nodes, -(-taken(gpus) // 8)),
+        running=taken(running),
+        failed=taken(_flags(table, "failed")),
+        infrastructure=taken(_flags(table, "infrastructure")),
+        independent=taken(_flags(table, "independent")),
+        victim_of=taken(_numbers(table, "victim_of")),
+        preempted_by=taken(_numbers(table, "preempted_by")),
+        cause=_coded(table, "cause", order=order),
+        ending=_coded(table, "ending", order=order),
+        owner=_coded(table, "owner", order=order),
+        kind=_coded(table, "partition", order=order),
+        group=_coded(table, "group_key", order=order),
+        left_out=len(good) - int(good.sum()) - int((gpus == 0).sum()),
+        turned=int(turned.sum()),
+    )
+
+
+def _numbers(table: pa.Table, name: str) -> Any:
+    column = table.column(name)
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.timestamp("us")).cast(pa.int64())
+    return pc.fill_null(column.cast(pa.int64()), int(UNKNOWN)).to_numpy()
+
+
+def _flags(table: pa.Table, name: str) -> Any:
+    return pc.fill_null(table.column(name), False).to_numpy()
+
+
+def _coded(table: pa.Table, name: str, *, order: Any) -> tuple[Any, tuple[str, ...]]:
+    column = pc.fill_null(table.column(name), "")
+    if not pa.types.is_dictionary(column.type):
+        column = column.dictionary_encode()
+    column = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
+    if isinstance(column, pa.ChunkedArray):
+        column = column.chunk(0) if column.num_chunks else pa.array([], pa.string()).dictionary_encode()
+    return column.indices.to_numpy(zero_copy_only=False)[order], tuple(column.dictionary.to_pylist())
+
+
+def exact_sum(values: Any) -> int:
+    """The sum of integers of 64 bits, which may itself need more."""
+    whole = np.asarray(values, np.int64)
+    return (int((whole >> 32).sum()) << 32) + int((whole & 0xFFFFFFFF).sum())
