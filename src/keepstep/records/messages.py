@@ -40,6 +40,7 @@ __all__ = [
     "Message",
     "Order",
     "Parked",
+    "PathsReady",
     "PeerLostReport",
     "Ready",
     "Restore",
@@ -49,6 +50,7 @@ __all__ = [
     "StartFailed",
     "StartMember",
     "Stop",
+    "TakePaths",
     "Welcome",
     "decode_message",
     "encode_message",
@@ -173,6 +175,15 @@ class ScriptFailed(_Said, frozen=True, tag=True):
 
     version: int
     error: str
+
+
+class PathsReady(_Said, frozen=True, tag=True):
+    """A member has the links of path plan `number`, or says `why` not; `installed`: they carry its collectives now."""
+
+    number: int
+    installed: bool = False
+    version: int = 0
+    why: str = ""
 
 
 # ---------------------------------------------------------------- facts, from an agent
@@ -392,6 +403,17 @@ class Drill(_Ordered, frozen=True, tag=True):
     stop: bool = False
 
 
+class TakePaths(_Ordered, frozen=True, tag=True):
+    """Dial links from other source ports, beside training. Answers: `PathsReady`, twice.
+
+    `dial` gives the ports to reach a rank from, `accept` those it will call from.
+    """
+
+    number: int
+    dial: dict[int, tuple[int, ...]] = {}
+    accept: dict[int, tuple[int, ...]] = {}
+
+
 MemberFact = (
     Hello
     | PeerLostReport
@@ -404,6 +426,7 @@ MemberFact = (
     | FirstStep
     | Finished
     | ScriptFailed
+    | PathsReady
     | Drilled
 )
 Fact = MemberFact | AgentHello | Enlist | MemberStarted | MemberExited | MemberStopped | StartFailed | WatchFact
@@ -421,6 +444,7 @@ Order = (
     | KillMember
     | Assignment
     | Drill
+    | TakePaths
     | WatchOrder
 )
 Message = Fact | Order

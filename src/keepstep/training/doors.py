@@ -9,6 +9,8 @@ are kept, the oldest is dropped first, and one that makes no progress while noth
 from __future__ import annotations
 
 import contextlib
+import errno
+import logging
 import os
 import secrets
 import selectors
@@ -22,6 +24,7 @@ from keepstep.training.authentication import Arrival, Greeting, Verdict
 
 __all__ = ["Doors", "Host", "connect_address"]
 
+_log = logging.getLogger("keepstep")
 _MAX_ARRIVALS = 256
 _IDLE_TICKS = 5
 _BACKLOG = 1024
@@ -206,8 +209,9 @@ class Doors:
                 self._drop(arrival)
 
 
-def connect_address(own: Address, other: Address, *, timeout_s: float) -> socket.socket:
-    """A connection to `other`: by Unix socket on the same node, else by TCP. Raises PeerLost."""
+def connect_address(own: Address, other: Address, *, timeout_s: float, ports: tuple[int, ...] = ()) -> socket.socket:
+    """A connection to `other`: by Unix socket on the same node, else by TCP, from one of `ports` if any is given and
+    free, else from any. Raises PeerLost."""
     try:
         if own.node == other.node:
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -217,10 +221,23 @@ def connect_address(own: Address, other: Address, *, timeout_s: float) -> socket
                 sock.close()
                 raise
             return sock
-        sock = socket.create_connection((other.host, other.port), timeout=timeout_s)
+        sock = _connect_from(ports, own, other, timeout_s)
         sock.settimeout(None)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return sock
     except OSError as error:
         where = f"{other.member} on {other.node}"
         raise PeerLost(f"cannot connect to {where}: {error.strerror or error}", where=where) from error
+
+
+def _connect_from(ports: tuple[int, ...], own: Address, other: Address, timeout_s: float) -> socket.socket:
+    """TCP from the first of `ports` that can be had (one that was just in use cannot), else from any."""
+    for port in ports:
+        try:
+            return socket.create_connection((other.host, other.port), timeout_s, source_address=(own.host, port))
+        except OSError as error:
+            if error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
+                raise
+    if ports:
+        _log.warning("none of the %d source ports planned for %s is free; any is taken", len(ports), other.member)
+    return socket.create_connection((other.host, other.port), timeout=timeout_s)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import re
 import socket
 import threading
 import weakref
@@ -22,13 +23,14 @@ from keepstep.training.authentication import Greeting, Verdict, greet
 from keepstep.training.directory import Directory
 from keepstep.training.doors import Doors, connect_address
 from keepstep.training.injection import Injector
-from keepstep.training.links import Channel, Identity, Links
+from keepstep.training.links import AGREEMENT_GROUP, Channel, Identity, Links
+from keepstep.training.paths import PathPlan
 from keepstep.training.plane import Call, Domain, Element, Lane, Op, Plane, Reduction, Status
 from keepstep.training.watch import News, Watch, watch_peers
 
 __all__ = ["Fabric", "Mode", "Place", "connect_fabric", "current_fabric"]
 
-_AGREEMENT_GROUP = "keepstep.agreement"
+_PATH = re.compile(r"path [0-9]{1,9}")  # a link for a plan of that number
 _DIAL_TIMEOUT_S = 120.0
 _FAREWELL_GRACE_S = 0.2
 
@@ -86,6 +88,7 @@ class Fabric:
         self._early: set[tuple[int, int]] = set()
         self._served: dict[str, Callable[[socket.socket], None]] = {}
         self._calling: set[int] = set()
+        self._due_plan = 0
         self._domain = Domain(protected=protected)
         weakref.finalize(self, self._domain.close).atexit = False  # when no thread of ours can use it any more
         self._domain.install(place.generation)
@@ -215,12 +218,38 @@ class Fabric:
             self._gone(rank, generation)
 
     def agreement(self) -> bool:
-        """Whether every member of the world came here in this generation. False in LOCAL or POISONED mode."""
+        """Whether every member of the world came here in this generation. False in LOCAL or POISONED mode.
+
+        It also finds the newest path plan that all members have prepared: `switch_paths` may follow.
+        """
+        paths = self._links.paths
+        least = self._least(1, paths.prepared, -paths.installed)
+        self._due_plan = least[1] if least and least[1] > -least[2] else 0
+        return bool(least)
+
+    def prepare_paths(self, plan: PathPlan, *, ready: Callable[[str], None]) -> None:
+        """Dials the links that `plan` moves, beside those in use; `ready("")`, or why not, from any thread."""
+        self._links.prepare_paths(plan, ready=ready)
+
+    def switch_paths(self) -> int:
+        """At a step boundary behind an agreement: changes over to the prepared links if all members can; the number of
+        the plan that is in force now, 0 if nothing changed. All members call it, at the same boundary."""
+        due, self._due_plan = self._due_plan, 0
+        if not due:
+            return 0
+        ready = self._links.paths.prepared == due and self._links.quiet()
+        if self._least(int(ready)) != (1,):
+            return 0
+        self._links.switch_paths()
+        return due
+
+    def _least(self, *values: int) -> tuple[int, ...]:
+        """The smallest of each value over all members; empty if somebody is missing."""
         if self.mode is not Mode.LIVE:
-            return False
-        votes = array.array("i", [1])
-        buffer = (votes.buffer_info()[0], votes.itemsize)
-        channel = self.channel(_AGREEMENT_GROUP, Lane.COLLECTIVE, ranks=self.ranks)
+            return ()
+        votes = array.array("i", values)
+        buffer = (votes.buffer_info()[0], votes.itemsize * len(votes))
+        channel = self.channel(AGREEMENT_GROUP, Lane.COLLECTIVE, ranks=self.ranks)
         call = Call(
             op=Op.ALL_REDUCE,
             element=Element.INT32,
@@ -232,7 +261,7 @@ class Fabric:
         ticket = channel.submit(call)
         status = channel.plane.wait(ticket)
         channel.plane.release(ticket)
-        return status is Status.DONE and votes[0] == 1
+        return tuple(votes) if status is Status.DONE else ()
 
     # ------------------------------------------------------------------ other connections
 
@@ -290,7 +319,7 @@ class Fabric:
             return Verdict.STALE
         if greeting.kind in self._served:
             return Verdict.WELCOME
-        if greeting.kind not in ("link", "watch"):
+        if greeting.kind not in ("link", "watch") and not _PATH.fullmatch(greeting.kind):
             return Verdict.UNKNOWN
         if greeting.generation > self.generation or self._local:
             return Verdict.PARKED
@@ -309,6 +338,8 @@ class Fabric:
             self._links.deliver(greeting, sock, memory_fd=memory_fd)
         elif greeting.kind == "watch" and self.directory.admits(greeting.rank, greeting.member):
             self._watch.add(greeting.rank, sock)
+        elif _PATH.fullmatch(greeting.kind):
+            self._links.deliver_path(greeting, sock)
         elif greeting.kind in self._served:
             handler = self._served[greeting.kind]
             threading.Thread(target=handler, args=(sock,), name=f"keepstep-{greeting.kind}", daemon=True).start()

@@ -30,7 +30,18 @@ from keepstep.control.member import (
     obey,
     step_kept,
 )
-from keepstep.records.messages import Abort, Checkpoints, FirstStep, Order, Parked, Ready, ScriptFailed, Settled
+from keepstep.records.messages import (
+    Abort,
+    Checkpoints,
+    FirstStep,
+    Order,
+    Parked,
+    PathsReady,
+    Ready,
+    ScriptFailed,
+    Settled,
+    TakePaths,
+)
 from keepstep.records.ring import SpanKind
 from keepstep.training import private
 from keepstep.training.agent_link import AgentLink
@@ -39,6 +50,7 @@ from keepstep.training.data import Batches
 from keepstep.training.fabric import Fabric, Mode
 from keepstep.training.handover import Handover
 from keepstep.training.injection import Injector
+from keepstep.training.paths import PathPlan
 from keepstep.training.recorder import Recorder
 from keepstep.training.rng import capture_rng, restore_rng
 from keepstep.training.spans import Spans
@@ -81,6 +93,7 @@ class Guard:
         fabric.drills = self.drills
         link.take_drills(self.drills.order)
         link.on_abort = self._abort
+        link.on_paths = self._take_paths
         if link.pending():  # an abort that came before anybody listened
             fabric.poison()
         fabric.on_loss = self._handover.report_loss
@@ -137,6 +150,9 @@ class Guard:
         if act is not None:
             self._do(act)
         version = self.state.version
+        plan = self.fabric.switch_paths()
+        if plan:
+            self.link.say(PathsReady(plan, installed=True, version=version))
         if self.writer is not None and version % self.checkpoint_every == 0:
             with self.spans.span(SpanKind.CHECKPOINT):
                 self.writer.save(version, self._tracked(), private=self._private(), replicas=self._replicas)
@@ -207,6 +223,11 @@ class Guard:
         """Runs in the link's thread: let go of every collective at once. Nobody lost means that links broke."""
         self._renew = isinstance(order, Abort) and not order.lost
         self.fabric.poison()
+
+    def _take_paths(self, order: TakePaths) -> None:
+        """Runs in the link's thread: dial what the plan moves; training goes on meanwhile."""
+        plan = PathPlan(order.number, order.dial, order.accept)
+        self.fabric.prepare_paths(plan, ready=lambda why: self.link.say(PathsReady(order.number, why=why)))
 
     def _private(self, *, counting: bool = False) -> bytes:
         return private.capture(self.streams, counting=counting)

@@ -20,13 +20,18 @@ from keepstep.records.messages import Address
 from keepstep.training.authentication import Greeting, Verdict, greet
 from keepstep.training.directory import Directory
 from keepstep.training.doors import connect_address
+from keepstep.training.paths import LinkKey, PathPlan, Paths
 from keepstep.training.plane import Call, Domain, Lane, Op, Plane, shared_link_bytes
 
-__all__ = ["Channel", "Identity", "Links"]
+__all__ = ["AGREEMENT_GROUP", "Channel", "Identity", "Links"]
+
+AGREEMENT_GROUP = "keepstep.agreement"
+"""The group of all members that a step is agreed in."""
 
 _DIAL_TIMEOUT_S = 120.0
 _SIZED = (Op.ALL_REDUCE, Op.REDUCE, Op.BROADCAST)
 _MOST_READY = 4096
+_PATH_TIMEOUT_S = 5.0
 
 
 class Identity(NamedTuple):
@@ -35,12 +40,6 @@ class Identity(NamedTuple):
     address: Address
     rank: int
     secret: bytes
-
-
-class _Key(NamedTuple):
-    group: str
-    lane: int
-    peer: int  # global rank
 
 
 class _Arrived(NamedTuple):
@@ -93,12 +92,13 @@ class Links:
         self._lost = lost
         self._lock = threading.RLock()
         self._channels: dict[tuple[str, int], Channel] = {}
-        self._inbox: dict[_Key, _Arrived] = {}
-        self._dialing: set[_Key] = set()
-        self._expected: set[_Key] = set()
+        self._inbox: dict[LinkKey, _Arrived] = {}
+        self._dialing: set[LinkKey] = set()
+        self._expected: set[LinkKey] = set()
         self._interrupt_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._closings: dict[str, int] = {}
         self._closed = False
+        self.paths = Paths(self._call_path)
 
     def channel(self, group: str, lane: Lane, *, ranks: tuple[int, ...]) -> Channel:
         """The channel of `lane` of the group `group` whose members are the global `ranks`; made at the first call."""
@@ -122,31 +122,34 @@ class Links:
             return not missing
         with self._lock:
             for peer in missing - plane.linked():
-                key = _Key(plane.group, plane.lane, plane.global_ranks[peer])
-                if key in self._dialing or key in self._expected:
+                key = LinkKey(plane.group, plane.lane, plane.global_ranks[peer])
+                if key in self._dialing or key in self._expected or self._awaits(key):
                     continue
                 self._dialing.add(key)
                 threading.Thread(target=self._dial, args=(channel, key), name="keepstep-dial", daemon=True).start()
         return False
 
+    def _awaits(self, key: LinkKey) -> bool:
+        return _planned(key.group, key.lane) and self.paths.awaited(key.peer)
+
     # ------------------------------------------------------------------ the acceptor's side, in the porter thread
 
     def judge(self, greeting: Greeting) -> Verdict:
         """CROSSED if our rank is the lower one and we are dialling the same link or have it, else WELCOME."""
-        key = _Key(greeting.group, greeting.lane, greeting.rank)
+        key = LinkKey(greeting.group, greeting.lane, greeting.rank)
         with self._lock:
             if self._identity.rank < greeting.rank and (key in self._dialing or self._stands(key)):
                 return Verdict.CROSSED
             self._expected.add(key)
             return Verdict.WELCOME
 
-    def _stands(self, key: _Key) -> bool:
+    def _stands(self, key: LinkKey) -> bool:
         channel = self._channels.get((key.group, key.lane))
         return key in self._inbox or (channel is not None and channel.index.get(key.peer) in channel.plane.linked())
 
     def withdrawn(self, greeting: Greeting) -> None:
         """The caller hung up before it confirmed: dial ourselves if a call waits for the link."""
-        key = _Key(greeting.group, greeting.lane, greeting.rank)
+        key = LinkKey(greeting.group, greeting.lane, greeting.rank)
         with self._lock:
             self._expected.discard(key)
             channel = self._channels.get((key.group, key.lane))
@@ -155,7 +158,7 @@ class Links:
 
     def deliver(self, greeting: Greeting, sock: socket.socket, *, memory_fd: int) -> None:
         """A confirmed link: attaches it or keeps it for a plane that does not exist yet."""
-        key = _Key(greeting.group, greeting.lane, greeting.rank)
+        key = LinkKey(greeting.group, greeting.lane, greeting.rank)
         with self._lock:
             self._expected.discard(key)
             arrived = _Arrived(sock, memory_fd)
@@ -171,7 +174,7 @@ class Links:
 
     # ------------------------------------------------------------------ the dialer's side, a thread per missing link
 
-    def _dial(self, channel: Channel, key: _Key) -> None:
+    def _dial(self, channel: Channel, key: LinkKey) -> None:
         """Tries until the link stands, somebody else makes it, or this generation is over."""
         while True:
             generation = self._domain.generation
@@ -197,9 +200,10 @@ class Links:
                 self._lost(-1 if isinstance(why, Fenced) else key.peer, generation)
             return
 
-    def _call(self, address: Address, key: _Key, *, generation: int) -> _Arrived | None:
+    def _call(self, address: Address, key: LinkKey, *, generation: int) -> _Arrived | None:
         own = self._identity
-        sock = connect_address(own.address, address, timeout_s=_DIAL_TIMEOUT_S)
+        ports = self.paths.source_ports(key.peer) if _planned(key.group, key.lane) else ()
+        sock = connect_address(own.address, address, timeout_s=_DIAL_TIMEOUT_S, ports=ports)
         shared = sock.family == socket.AF_UNIX
         memory_fd = -1
         verdict = None
@@ -231,6 +235,7 @@ class Links:
         try:
             if peer in channel.plane.linked():
                 channel.plane.unlink(peer)
+            self.paths.note(LinkKey(channel.plane.group, channel.plane.lane, rank), arrived.sock)
             if arrived.memory_fd >= 0:
                 channel.plane.link_shared(peer, arrived.sock, memory_fd=arrived.memory_fd, creator=creator)
                 os.close(arrived.memory_fd)
@@ -238,6 +243,57 @@ class Links:
                 channel.plane.link_tcp(peer, arrived.sock)
         except (UsageError, TransportError):  # the plane was closed meanwhile
             _discard(arrived)
+
+    # ------------------------------------------------------------------ planned paths
+
+    def prepare_paths(self, plan: PathPlan, *, ready: Callable[[str], None]) -> None:
+        """Dials anew, beside the links in use, what `plan` moves; `ready` as in `Paths.prepare`."""
+        with self._lock:
+            for channel in self._channels.values():
+                channel.forget_ready()
+            standing = [
+                LinkKey(group, lane, channel.plane.global_ranks[peer])
+                for (group, lane), channel in self._channels.items()
+                for peer in channel.plane.linked()
+                if _planned(group, lane)
+            ]
+        self.paths.prepare(plan, standing, ready=ready)
+
+    def deliver_path(self, greeting: Greeting, sock: socket.socket) -> None:
+        """A link that a peer dialled for a plan; the greeting's kind carries the number of the plan."""
+        key = LinkKey(greeting.group, greeting.lane, greeting.rank)
+        self.paths.arrived(key, int(greeting.kind.partition(" ")[2]), sock)
+
+    def quiet(self) -> bool:
+        """Whether no collective runs or waits."""
+        with self._lock:
+            return not any(channel.plane.busy for key, channel in self._channels.items() if _planned(*key))
+
+    def switch_paths(self) -> None:
+        """Puts the prepared links into use. To be called on all members while all are quiet."""
+        with self._lock:
+            for key, sock in self.paths.take():
+                channel = self._channels.get(key[:2])
+                if channel is None or self._closed:
+                    sock.close()
+                else:
+                    self._attach(channel, key.peer, arrived=_Arrived(sock, -1), creator=True)
+
+    def _call_path(self, key: LinkKey, ports: tuple[int, ...]) -> socket.socket:
+        own, generation = self._identity, self._domain.generation
+        address = self._directory.resolve(key.peer, _DIAL_TIMEOUT_S)
+        sock = connect_address(own.address, address, timeout_s=_PATH_TIMEOUT_S, ports=ports)
+        kind = f"path {self.paths.planned}"
+        greeting = Greeting(kind, own.address.member, own.rank, address.member, generation, key.group, key.lane)
+        verdict = None
+        try:
+            verdict = greet(
+                sock, greeting, secret=own.secret, timeout_s=_PATH_TIMEOUT_S, interrupt_fd=self._interrupt_fd
+            )
+        finally:
+            if verdict != Verdict.WELCOME:
+                sock.close()
+        return sock
 
     # ------------------------------------------------------------------ changes
 
@@ -251,6 +307,7 @@ class Links:
         with self._lock:
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._interrupt_fd)
+            self.paths.drop()
             for key in [key for key in self._inbox if key.peer in changed]:
                 _discard(self._inbox.pop(key))
             for channel in self._channels.values():
@@ -294,6 +351,11 @@ class Links:
             for channel in self._channels.values():
                 channel.plane.close()
             self._channels.clear()
+
+
+def _planned(group: str, lane: int) -> bool:
+    """Plans are for collectives, but not for the members' own small one, by which they agree to change over."""
+    return lane == Lane.COLLECTIVE and group != AGREEMENT_GROUP
 
 
 def _discard(arrived: _Arrived) -> None:

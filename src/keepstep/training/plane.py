@@ -215,6 +215,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ks_source": (_I, (_P, _U64)),
     "ks_next_done": (_U64, (_P, _D)),
     "ks_release": (None, (_P, _U64)),
+    "ks_busy": (_I, (_P,)),
 }
 
 
@@ -393,6 +394,11 @@ class Plane:
         """The peers that have a link, dead or alive."""
         with self._lock:
             return frozenset(self._linked)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call runs or waits."""
+        return bool(self._c.ks_busy(self._open()))
 
     def link_inode(self, peer: int) -> int:
         """Inode of the socket behind a link (0: no link): the same number proves that the link survived."""

@@ -330,3 +330,11 @@ KS_PUBLIC void ks_release(struct plane *plane, uint64_t id) {
     }
     pthread_mutex_unlock(&plane->mutex);
 }
+
+/* Whether a call runs or waits. */
+KS_PUBLIC int ks_busy(struct plane *plane) {
+    pthread_mutex_lock(&plane->mutex);
+    int busy = plane->owned || plane->orphan || plane->queue_first;
+    pthread_mutex_unlock(&plane->mutex);
+    return busy;
+}
