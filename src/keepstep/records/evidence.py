@@ -6,9 +6,13 @@ brought to seconds. Ranks are global ranks. These are values inside one process,
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import msgspec
+
+if TYPE_CHECKING:
+    from keepstep.records.operation_trace import OperationTrace
+    from keepstep.records.timing_table import TimingTable
 
 __all__ = [
     "CollectiveRecord",
@@ -197,5 +201,8 @@ class Unread(msgspec.Struct, frozen=True, kw_only=True):
     why: str
 
 
-Evidence = CollectiveRecord | GroupProgress | Transfer | Reporter | Place | StepTiming | LogEvent | StackSample | Unread
+Evidence: TypeAlias = (
+    "CollectiveRecord | GroupProgress | Transfer | Reporter | Place | StepTiming | LogEvent | StackSample | Unread"
+    " | TimingTable | OperationTrace"
+)
 """Everything that an intake may yield."""

@@ -1,0 +1,133 @@
+"""How late each member is against its peers of the same role, step by step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from keepstep.records.timing_table import TimingTable
+
+__all__ = ["Lateness", "lateness_of", "runs_of"]
+
+_MOST_CELLS = 40_000_000
+"""Members times steps that are looked at; of longer tables the newest steps."""
+_WARM_UP = 1.5
+"""A first step this many times as long as the median of the rest is compilation and set-up, and left out."""
+_FEWEST_PEERS = 2
+
+Matrix: TypeAlias = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lateness:
+    """Times and their ratio to the peers' median; rows are members, columns steps, NaN where nothing is known."""
+
+    members: npt.NDArray[np.int64]
+    steps: npt.NDArray[np.int64]
+    seconds: Matrix
+    ratio: Matrix
+    """Time over the lower median of the peers in the same step (of two peers: over the faster one)."""
+    role: npt.NDArray[np.int64]
+    """Number of the role of each member; members of one role are peers."""
+    by_role: bool
+    """Whether roles came from coordinates (and had enough members to be compared within)."""
+    stage: npt.NDArray[np.int64]
+    """Pipeline stage of each member, -1 if unknown."""
+    noise: float
+    """Robust standard deviation of a single ratio around its member's median."""
+
+
+def lateness_of(table: TimingTable) -> Lateness | None:
+    """Lateness by the rows of the table; None if it has fewer than two members or no times.
+
+    If a member reports a step more than once, the times are added (phases of micro-batches).
+    """
+    members, row = np.unique(table.who, return_inverse=True)
+    steps, column = np.unique(table.step, return_inverse=True)
+    if len(members) < 2 or not len(steps):
+        return None
+    keep = max(1, _MOST_CELLS // len(members))
+    if len(steps) > keep:
+        chosen = column >= len(steps) - keep
+        row, column, steps = row[chosen], column[chosen] - (len(steps) - keep), steps[-keep:]
+        values = table.seconds[chosen]
+    else:
+        chosen = np.ones(len(row), dtype=bool)
+        values = table.seconds
+    cells = row * len(steps) + column
+    sums = np.bincount(cells, weights=values, minlength=len(members) * len(steps))
+    counts = np.bincount(cells, minlength=len(members) * len(steps))
+    seconds = np.where(counts > 0, sums, np.nan).reshape(len(members), len(steps))
+    seconds, steps = _without_warm_up(seconds, steps)
+    role, stage, by_role = _roles(table, members)
+    ratio = np.full_like(seconds, np.nan)
+    for number in np.unique(role):
+        peers = role == number
+        ratio[peers] = seconds[peers] / np.maximum(_lower_median(seconds[peers]), 1e-12)
+    deviation = np.abs(ratio - _median(ratio, axis=1)[:, None])
+    noise = 1.4826 * float(np.nanmedian(deviation)) if np.isfinite(deviation).any() else 0.0
+    return Lateness(members, steps, seconds, ratio, role, by_role, stage, noise)
+
+
+def runs_of(flags: npt.NDArray[np.bool_], gap: int) -> list[tuple[int, int]]:
+    """(first, last) index of each run of True, where runs at most `gap` apart are one."""
+    at = np.flatnonzero(flags)
+    if not len(at):
+        return []
+    cuts = np.flatnonzero(np.diff(at) > gap + 1)
+    firsts = np.concatenate(([at[0]], at[cuts + 1]))
+    lasts = np.concatenate((at[cuts], [at[-1]]))
+    return [(int(first), int(last)) for first, last in zip(firsts, lasts, strict=True)]
+
+
+def _without_warm_up(seconds: Matrix, steps: npt.NDArray[np.int64]) -> tuple[Matrix, npt.NDArray[np.int64]]:
+    """The times without the first step, if that is far longer than the others on most members."""
+    if len(steps) < 5:
+        return seconds, steps
+    usual = float(np.nanmedian(seconds[:, 1:]))
+    first = seconds[:, 0]
+    if np.isfinite(first).any() and float(np.nanmedian(first)) > _WARM_UP * usual:
+        return seconds[:, 1:], steps[1:]
+    return seconds, steps
+
+
+def _roles(
+    table: TimingTable, members: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], bool]:
+    """Role and stage of each member, and whether every role has enough members to compare within."""
+    stage = _of_members(table, members, "stage")
+    axes = [axis for axis in ("stage", "tp", "ep") if axis in table.coordinates]
+    if not axes:
+        return np.zeros(len(members), dtype=np.int64), stage, False
+    for chosen in (axes, axes[:1]):
+        labels = np.stack([_of_members(table, members, axis) for axis in chosen])
+        _, role, sizes = np.unique(labels, axis=1, return_inverse=True, return_counts=True)
+        if sizes.min() >= _FEWEST_PEERS:
+            return role.reshape(-1).astype(np.int64), stage, True
+    return np.zeros(len(members), dtype=np.int64), stage, False
+
+
+def _of_members(table: TimingTable, members: npt.NDArray[np.int64], axis: str) -> npt.NDArray[np.int64]:
+    """The coordinate of each member, -1 if the table has none."""
+    found = np.full(len(members), -1, dtype=np.int64)
+    if axis in table.coordinates:
+        found[np.searchsorted(members, table.who)] = table.coordinates[axis]
+    return found
+
+
+def _median(values: Matrix, axis: int) -> Matrix:
+    """Median without NaN; NaN where there is nothing."""
+    empty = ~np.isfinite(values).any(axis=axis)
+    filled = np.where(np.expand_dims(empty, axis), 1.0, values)
+    return np.where(empty, np.nan, np.nanmedian(filled, axis=axis))
+
+
+def _lower_median(values: Matrix) -> Matrix:
+    """For each column the value in the middle, the lower one of two; NaN where there is nothing."""
+    ordered = np.sort(values, axis=0)
+    known = np.isfinite(ordered).sum(axis=0)
+    middle = np.maximum(known - 1, 0) // 2
+    return np.where(known > 0, np.take_along_axis(ordered, middle[None, :], axis=0)[0], np.nan)
