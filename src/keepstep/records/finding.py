@@ -48,6 +48,7 @@ class Suspect(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     rank: Annotated[int | None, Meta(description="global rank")] = None
     node: Annotated[str | None, Meta(description="host")] = None
     device: Annotated[str | None, Meta(description="accelerator; with `node` or `rank`")] = None
+    pid: Annotated[int | None, Meta(description="process id on `node`, where no rank is known")] = None
     source: Annotated[int | None, Meta(description="sending side of this rank")] = None
     destination: Annotated[int | None, Meta(description="receiving side of this rank")] = None
     link: Annotated[tuple[int, int] | None, Meta(description="directed link: from rank, to rank")] = None

@@ -25,6 +25,7 @@ def suspect_words(suspect: Suspect) -> str:
     names = (
         ("node", suspect.node),
         ("rank", suspect.rank),
+        ("process", suspect.pid),
         ("device", suspect.device),
         ("dp", suspect.dp),
         ("tp", suspect.tp),
