@@ -68,7 +68,7 @@ def why_no_fabric() -> str:
                 "qdisc",
                 "add",
                 "dev",
-                "a",
+                "kstry0",
                 "root",
                 "tbf",
                 "rate",
