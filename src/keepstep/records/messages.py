@@ -49,6 +49,7 @@ __all__ = [
     "Settled",
     "StartFailed",
     "StartMember",
+    "StateDigest",
     "Stop",
     "TakePaths",
     "Welcome",
@@ -119,6 +120,15 @@ class Settled(_Said, frozen=True, tag=True):
     """
 
     generation: int
+    version: int
+    digest: str
+    replica: str
+
+
+class StateDigest(_Said, frozen=True, tag=True):
+    """In passing: what the weights of `rank` hash to at `version`; `replica` as in `Settled`. No order follows."""
+
+    rank: int
     version: int
     digest: str
     replica: str
@@ -419,6 +429,7 @@ MemberFact = (
     | PeerLostReport
     | Parked
     | Settled
+    | StateDigest
     | Ready
     | Fetched
     | FetchFailed

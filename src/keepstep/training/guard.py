@@ -46,6 +46,7 @@ from keepstep.records.ring import SpanKind
 from keepstep.training import private
 from keepstep.training.agent_link import AgentLink
 from keepstep.training.checkpoint import CheckpointWriter
+from keepstep.training.checkup import Checkup
 from keepstep.training.data import Batches
 from keepstep.training.fabric import Fabric, Mode
 from keepstep.training.handover import Handover
@@ -87,6 +88,7 @@ class Guard:
         self._rng: dict[str, bytes] = {}
         self._replicas: dict[int, str] = {}
         self.drills = Injector(fabric, clock=recorder, report=link.say, modules=self._modules)
+        self._checkup = Checkup(state.rank, say=link.say, now=recorder.monotonic_s)
         self._handover = Handover(fabric, link)
         self._renew = False
         self.spans.begin(SpanKind.SETUP)

@@ -19,7 +19,7 @@ from keepstep.training.sharding import local_of
 
 __all__ = ["BusyGil", "Fault", "FlipBit", "Mismatch", "SlowCompute", "SlowData", "SlowLinks", "StopData", "Wires"]
 
-_HOLD_S = 0.005
+_HOLD_S = 0.02
 _COUNTED_STEPS = 3
 _SCRATCH_ELEMENT = Element.FLOAT32
 _FLIPPED_BIT = 20

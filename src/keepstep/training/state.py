@@ -194,6 +194,15 @@ class TrackedState:
             hasher.update(memory_of(tensor))
         return hasher.hexdigest()
 
+    def parameter_digest(self) -> str:
+        """XXH3 (hex) over names and bytes of all parameters (local shards): quick, and equal for equal replicas."""
+        self._modules.scan()
+        hasher = xxhash.xxh3_128()
+        for name, parameter in sorted(self._modules.parameters.items()):
+            hasher.update(name.encode())
+            hasher.update(memory_of(_readable(local_of(parameter))))
+        return hasher.hexdigest()
+
     def _tree(self) -> dict[str, Any]:
         """The whole state as one tree."""
         self._modules.scan()
