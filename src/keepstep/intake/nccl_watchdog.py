@@ -10,7 +10,7 @@ import re
 
 from keepstep.intake.log_patterns import Pattern, pattern
 
-__all__ = ["WATCHDOG_PATTERNS", "fingerprints", "group_of"]
+__all__ = ["WATCHDOG_PATTERNS", "group_of"]
 
 _PG = re.compile(
     r"\[PG (?:ID )?(?P<pg>\d+)(?: PG GUID "
@@ -52,41 +52,21 @@ def _status(text: str, fields: dict[str, str]) -> dict[str, str]:
     return fields | group_of(text)
 
 
-_FINGER = re.compile(
-    r"Rank (?P<rank>\d+)\b(?P<rest>.*?)(?=(?:, but |\. )?Rank \d+ is running|, but Rank|Rank \d+:|$)", re.S
-)
-_OP = re.compile(
-    r"OpType=(\w+)|running (?:collective:? )?(?!Collective)([A-Za-z_]+)(?=[(,. ]|$)"
-    r"|:\s*(_?[A-Z][A-Z_]+)"
-)
-_SHAPE = re.compile(r"(?:TensorShape|shapes?)\s*=?\s*(\[[\d, ]*\])")
-_SEQUENCE = re.compile(r"SequenceNumber=(\d+)")
-_DTYPE = re.compile(r"TensorDtypes=(\w+)")
-
-
-def fingerprints(text: str) -> list[dict[str, str]]:
-    """For each `Rank N is running collective: ...` of a mismatch report: rank, op, shape, sequence, dtype."""
-    found = []
-    for match in _FINGER.finditer(text):
-        one = {"rank": match["rank"]}
-        for name, form in (("op", _OP), ("shape", _SHAPE), ("sequence", _SEQUENCE), ("dtype", _DTYPE)):
-            if inner := form.search(match["rest"]):
-                one[name] = next(group for group in inner.groups() if group is not None)
-        if len(one) > 1:
-            found.append(one)
-    return found
-
-
 _RANKS = r"[\[ ]*(?P<ranks>\d+(?:\s*,\s*\d+)*)\]?"
 _CODES = "RemoteError|SystemError|InternalError|UnhandledCudaError|InvalidUsage|InvalidArgument"
 
 WATCHDOG_PATTERNS: tuple[Pattern, ...] = (
     pattern(
         "watchdog_timeout",
-        "collective operation timeout|before timing out",
-        expression=r"Work(?P<library>[A-Z]\w*)\((?P<work>.*?)\)?\s+ran for (?P<ran_ms>\d+) milliseconds|"
-        r"Watchdog caught collective operation timeout:?\s*(?:Work\w*\()?(?P<work_cut>.*)",
-        refine=lambda text, fields: _work(text, {"work": fields.pop("work_cut", ""), **fields}),
+        "before timing out",
+        expression=r"Work(?P<library>[A-Z]\w*)\((?P<work>.*?)\)?\s+ran for (?P<ran_ms>\d+) milliseconds",
+        refine=_work,
+    ),
+    pattern(
+        "watchdog_timeout",
+        "collective operation timeout",
+        expression=r"Watchdog caught collective operation timeout:?\s*(?:Work\w*\()?(?P<work>.*)",
+        refine=_work,
     ),
     pattern(
         "watchdog_timeout",

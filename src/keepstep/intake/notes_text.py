@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 
 from keepstep.intake.log_patterns import Pattern, pattern
+from keepstep.intake.phase_text import phase_word
 
 __all__ = ["NOTE_PATTERNS"]
 
@@ -40,7 +41,7 @@ def _captures(text: str, fields: dict[str, str]) -> dict[str, str] | None:
 
 
 def _scaling(_: str, fields: dict[str, str]) -> dict[str, str]:
-    return fields | {"high": fields.get("high", fields["low"])}
+    return fields | {"high": fields.get("high", fields["low"]), "phase": phase_word(fields["what"])}
 
 
 def _world(_: str, fields: dict[str, str]) -> dict[str, str] | None:

@@ -1,0 +1,196 @@
+"""Findings from lines that name a cause themselves; what follows from a cause is told apart from the cause."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import msgspec
+
+from keepstep.diagnosis.fault_lines import is_consequence, meaning_of
+from keepstep.diagnosis.fault_meaning import FaultLine, Strength
+from keepstep.diagnosis.log_case import LogCase, is_claim, quotation, suspect_of, words
+from keepstep.records.evidence import LogEvent
+from keepstep.records.finding import Finding, Suspect
+
+__all__ = ["causes_of", "named_events", "symptoms_of"]
+
+_SHOWN = 4
+_SAID_BY_PERSON = 0.6
+_HARDWARE = ("hardware_gpu", "hardware_link")
+
+
+def named_events(case: LogCase, strength: Strength) -> list[tuple[LogEvent, FaultLine]]:
+    """Events of one strength with what they mean, in order; exceptions that only pass something on are left out."""
+    found = []
+    for event in case.events:
+        meaning = meaning_of(event)
+        if meaning is not None and meaning.strength == strength and not is_consequence(event):
+            found.append((event, meaning))
+    return found
+
+
+def causes_of(case: LogCase) -> list[Finding]:
+    """One finding for each cause that the logs name. With hard evidence, other errors are its consequences.
+
+    Among causes that are not hard the first in the log counts; later ones are told as what followed.
+    """
+    hard = [pair for pair in named_events(case, "hard") if not _recovered(case, pair[0])]
+    if hard:
+        return _by_layer(case, hard)
+    causes = [pair for pair in named_events(case, "cause") if not is_claim(pair[0])]
+    if not causes:
+        return [_weaker(finding) for finding in _by_layer(case, _claims(case))]
+    return [_first_of(case, causes)]
+
+
+def symptoms_of(case: LogCase) -> list[Finding]:
+    """What the logs show where no line names a cause: one `undetermined` finding (or a weak guess that says so)."""
+    seen = [pair for pair in named_events(case, "symptom") if pair[0].kind != "process_ended" or _failed(pair[0])]
+    if not seen:
+        return []
+    killed = [pair for pair in seen if pair[0].fields.get("signal") in ("SIGKILL", "SIGSEGV", "SIGBUS")]
+    if killed:
+        return [_killed(case, killed[0][0], len(seen))]
+    event, meaning = max(seen, key=lambda pair: pair[1].confidence)
+    return [
+        Finding(
+            kind=meaning.kind,
+            layer=meaning.layer if meaning.kind != "undetermined" else "undetermined",
+            victims=tuple(sorted({item.rank for item, _ in seen if item.rank is not None})),
+            confidence=min(meaning.confidence, 0.5),
+            evidence=(
+                f"{meaning.says}: a symptom, the cause is not in these logs",
+                *_quotes([item for item, _ in seen]),
+            ),
+            next_probe=f"{meaning.then}; logs of all ranks from the first error on, dmesg of the nodes",
+        )
+    ]
+
+
+def _claims(case: LogCase) -> list[tuple[LogEvent, FaultLine]]:
+    return [pair for pair in named_events(case, "cause") if is_claim(pair[0])]
+
+
+def _failed(event: LogEvent) -> bool:
+    return event.fields.get("code", "1") not in ("0",)
+
+
+def _recovered(case: LogCase, event: LogEvent) -> bool:
+    """A port that came back, in a log that goes on training after it, is no fault any more."""
+    if event.kind not in ("ib_event", "nic_down") or case.has("watchdog_timeout", "ib_completion", "nccl_error"):
+        return False
+    later = [item for item in case.of("nic_up", "ib_event") if item.path == event.path and item.line > event.line]
+    back = any(item.kind == "nic_up" or "active" in item.fields.get("event", "") for item in later)
+    return back and any(item.path == event.path and item.line > event.line for item in case.of("step_progress"))
+
+
+def _by_layer(case: LogCase, pairs: list[tuple[LogEvent, FaultLine]]) -> list[Finding]:
+    """Hard evidence of one layer is one fault, unless it names different nodes or devices."""
+    layers: dict[str, list[tuple[LogEvent, FaultLine]]] = defaultdict(list)
+    for pair in pairs:
+        layers[pair[1].layer].append(pair)
+    return [_finding(case, same) for same in layers.values()]
+
+
+def _first_of(case: LogCase, pairs: list[tuple[LogEvent, FaultLine]]) -> Finding:
+    """The finding of the first cause; clocks decide if all have them, else the order in the logs."""
+    timed = all(event.wall is not None for event, _ in pairs)
+    event, meaning = min(pairs, key=lambda pair: pair[0].wall or 0.0) if timed else pairs[0]
+    same = [pair for pair in pairs if pair[1] is meaning]
+    followed = [pair[0] for pair in pairs if pair[1] is not meaning and pair[1].event != "exception"]
+    finding = _finding(case, same)
+    everywhere = {pair[0].rank for pair in same if pair[0].rank is not None}
+    if len(everywhere) > 2 and len(everywhere) >= (case.world()[0] or len(everywhere)):
+        finding = msgspec.structs.replace(
+            finding, suspects=(), evidence=("every rank fails in the same way", *finding.evidence)
+        )
+    if followed:
+        finding = msgspec.structs.replace(
+            finding, evidence=(*finding.evidence, *(f"later: {quotation(item)}" for item in followed[:2]))
+        )
+    return finding
+
+
+def _finding(case: LogCase, pairs: list[tuple[LogEvent, FaultLine]]) -> Finding:
+    """One finding out of events that mean the same; the first of them leads."""
+    event, meaning = pairs[0]
+    suspects = _suspects([pair[0] for pair in pairs])
+    blamed = {suspect.rank for group in suspects for suspect in group}
+    victims = sorted(rank for rank in _waiting(case) if rank not in blamed)
+    stands = case.has("watchdog_timeout") and meaning.layer == "hardware_link"
+    evidence = [meaning.says, *_quotes([pair[0] for pair in pairs])]
+    if meaning.layer == "hardware_gpu" and case.has("gpu_memory"):
+        evidence.append(f"after it, likely on the same device: {quotation(case.of('gpu_memory')[0])}")
+    if not suspects and meaning.layer in (*_HARDWARE, "storage", "host_cpu"):
+        evidence.append("which node it was cannot be told from these lines: no host stands in front of them")
+    return Finding(
+        kind="communication_hang" if stands else meaning.kind,
+        layer=meaning.layer,
+        suspects=suspects,
+        victims=tuple(victims),
+        confidence=meaning.confidence,
+        evidence=tuple(evidence),
+        next_probe=meaning.then if suspects else _where(meaning),
+        node=suspects[0][0].node if suspects else None,
+    )
+
+
+def _where(meaning: FaultLine) -> str:
+    if meaning.layer in _HARDWARE:
+        return (
+            f"logs with the host's name in each line; where the fault came twice, intersect the node "
+            f"lists of both jobs "
+            f"and exclude what they share before the next start; {meaning.then}"
+        )
+    return meaning.then
+
+
+def _suspects(events: list[LogEvent]) -> tuple[tuple[Suspect, ...], ...]:
+    """Each place that is named, the first first, as a set of its own."""
+    found: dict[tuple[object, ...], Suspect] = {}
+    for event in events:
+        suspect = suspect_of(event)
+        if suspect is not None:
+            found.setdefault((suspect.rank, suspect.node), suspect)
+    places = list(found.values())
+    if any(place.rank is not None for place in places):
+        places = [place for place in places if place.rank is not None]
+    return tuple((place,) for place in places[: 2 * _SHOWN])
+
+
+def _quotes(events: list[LogEvent]) -> list[str]:
+    lines = [quotation(event) for event in events[:_SHOWN]]
+    return [*lines, f"and {len(events) - _SHOWN} more lines of this kind"] if len(events) > _SHOWN else lines
+
+
+def _waiting(case: LogCase) -> set[int]:
+    return {
+        event.rank for event in case.of("watchdog_timeout", "peer_closed", "gloo_timeout") if event.rank is not None
+    }
+
+
+def _weaker(finding: Finding) -> Finding:
+    return msgspec.structs.replace(
+        finding,
+        confidence=finding.confidence * _SAID_BY_PERSON,
+        evidence=("only a person's description says so", *finding.evidence),
+    )
+
+
+def _killed(case: LogCase, event: LogEvent, number: int) -> Finding:
+    """A process that a signal ended, without a line that says why."""
+    signal = event.fields["signal"]
+    suspect = suspect_of(event, device=False)
+    ranks = event.fields.get("ranks", "")
+    suspects = tuple((Suspect(rank=int(rank), node=event.node),) for rank in ranks.split(",") if rank.strip().isdigit())
+    return Finding(
+        kind="crash",
+        layer="software_library" if signal == "SIGSEGV" else "undetermined",
+        suspects=suspects or (((suspect,),) if suspect is not None else ()),
+        victims=tuple(sorted(rank for rank in _waiting(case) if rank != event.rank)),
+        confidence=0.5,
+        evidence=(f"{signal} ended a process; {words([number])} lines tell of its end, none why", quotation(event)),
+        next_probe=(
+            "dmesg of the node (was it the kernel, for memory?), the scheduler's log (was it told to?), a core dump"
+        ),
+    )

@@ -1,0 +1,338 @@
+"""Findings about a job that stands still, from logs: who did not come, what it did instead, who only waits."""
+
+from __future__ import annotations
+
+import msgspec
+
+from keepstep.diagnosis.log_case import LogCase, quotation, words
+from keepstep.diagnosis.log_phases import Activity, activity_of, claimed_activity, unfinished_bars
+from keepstep.diagnosis.log_progress import HangReport, hang_report
+from keepstep.diagnosis.stack_places import main_threads
+from keepstep.diagnosis.stack_verdict import stack_layer
+from keepstep.diagnosis.wavefront import diagnose_hang
+from keepstep.records.finding import Finding, Suspect
+
+__all__ = ["hang_findings", "startup_findings"]
+
+_STACKS = "stacks of the ranks that did not come (py-spy dump --pid), Flight Recorder dumps (TORCH_FR_BUFFER_SIZE=2000)"
+
+
+def hang_findings(case: LogCase) -> list[Finding]:
+    """Findings about waiting ranks; none if no line tells of waiting."""
+    report = hang_report(case)
+    if report.named_missing:
+        found = [_named(case, report)]
+    elif case.has("training_ended") and (late := _called_too_many(case, report)):
+        return [late]
+    else:
+        found = list(diagnose_hang(report.groups)) if _compares(report) else []
+        found = _with_quotes(found, report)
+        if not any(finding.kind != "undetermined" for finding in found):
+            found = _without_numbers(case, report) or found
+    return _merged([_explained(case, finding, report) for finding in found])
+
+
+def _compares(report: HangReport) -> bool:
+    """Whether ranks of one group are at different places; all at one place says nothing by itself."""
+    return any(
+        len(
+            {
+                (item.queued, item.finished, *((k, v.op, v.count) for k, v in item.signatures.items()))
+                for item in group.positions
+            }
+        )
+        > 1
+        or len(group.positions) == len(group.ranks)
+        for group in report.groups
+    )
+
+
+def _with_quotes(findings: list[Finding], report: HangReport) -> list[Finding]:
+    """The lines behind the numbers, for those who wait and for the first failure."""
+    lines = [quotation(event) for event in list(report.waiting.values())[:2]]
+    return [msgspec.structs.replace(finding, evidence=(*finding.evidence, *lines)) for finding in findings]
+
+
+def _named(case: LogCase, report: HangReport) -> Finding:
+    """torch itself names ranks that did not come (monitored barrier, desync report)."""
+    ranks = sorted(report.named_missing)
+    reached = {int(event.fields["rank"]) for event in case.of("barrier_reached")} | set(report.waiting)
+    event = report.named_missing[ranks[0]]
+    return Finding(
+        kind="noncommunication_hang",
+        suspects=tuple((Suspect(rank=rank),) for rank in ranks),
+        victims=tuple(sorted(reached - set(ranks))),
+        confidence=0.85,
+        evidence=(f"ranks {words(ranks)} did not come, as torch's own report says", quotation(event)),
+        next_probe=_STACKS,
+    )
+
+
+def _called_too_many(case: LogCase, report: HangReport) -> Finding | None:
+    """After the end of training, a minority waits in a collective that nobody else calls any more."""
+    world, claimed = case.world()
+    waiting = sorted(report.waiting)
+    last_end = max(case.of("training_ended"), key=lambda event: (event.path, event.line))
+    begun = [
+        item
+        for item in case.of("step_progress", claims=False)
+        if item.path == last_end.path and item.line > last_end.line
+    ]
+    if not waiting or begun or (world is not None and len(waiting) * 2 > world):
+        return None
+    events = [report.waiting[rank] for rank in waiting]
+    barrier = all(event.fields.get("numel_in") == "1" or "BARRIER" in event.fields.get("op", "") for event in events)
+    return Finding(
+        kind="collective_mismatch",
+        layer="application",
+        suspects=tuple((Suspect(rank=rank),) for rank in waiting),
+        confidence=(0.75 if barrier else 0.6) - (0.05 if claimed or world is None else 0.0),
+        evidence=(
+            f"training had ended: {quotation(last_end)}",
+            f"after it only {'rank' if len(waiting) == 1 else 'ranks'} {words(waiting)} waits in a collective"
+            + (" of one element, as a barrier is" if barrier else "")
+            + (f"; the job has {world} ranks" + (" (as its user says)" if claimed else "") if world else ""),
+            *(quotation(event) for event in events[:3]),
+            "one call too many on this side; nothing points to hardware or network",
+        ),
+        next_probe="code that runs only on this rank after training: a barrier, a save or a log call that synchronises",
+    )
+
+
+def _without_numbers(case: LogCase, report: HangReport) -> list[Finding]:
+    """Time-outs without numbers to compare: who waits is known, who is missing only by being silent."""
+    waiting = sorted(report.waiting)
+    if not waiting:
+        return []
+    world, claimed = case.world()
+    others = [rank for rank in range(world or 0) if rank not in report.waiting] if (world or 0) <= 100_000 else []
+    evidence = [
+        f"{'rank' if len(waiting) == 1 else 'ranks'} {words(waiting)} waited in a collective until the time-out"
+    ]
+    evidence += [quotation(event) for event in list(report.waiting.values())[:3]]
+    bars = unfinished_bars(case)
+    if bars:
+        return [_prepares(bars[0], waiting, others, evidence)]
+    if others and len(others) <= len(waiting):
+        evidence.append(
+            f"nothing was heard of the time-out from ranks {words(others)}"
+            + (", if the number of ranks given is right" if claimed else "")
+        )
+        return [
+            Finding(
+                kind="noncommunication_hang",
+                suspects=tuple((Suspect(rank=rank),) for rank in others)
+                if len(others) == 1
+                else (tuple(Suspect(rank=rank) for rank in others),),
+                victims=tuple(waiting),
+                confidence=0.5 - (0.1 if claimed else 0.0),
+                evidence=tuple(evidence),
+                next_probe=_STACKS,
+            )
+        ]
+    everybody = world is not None and not others
+    evidence.append(
+        "all ranks wait in it: network, devices and a call that differs cannot be told apart from these lines"
+        if everybody
+        else "who did not come cannot be told: the other ranks' logs are missing here"
+    )
+    return [
+        Finding(
+            kind="undetermined",
+            victims=tuple(waiting),
+            confidence=0.3,
+            evidence=tuple(evidence),
+            next_probe=f"logs of all ranks; {_STACKS}",
+        )
+    ]
+
+
+def _prepares(activity: Activity, waiting: list[int], others: list[int], evidence: list[str]) -> Finding:
+    """Somebody still prepares data, loads or evaluates while others wait already."""
+    rank = activity.event.rank
+    suspects: tuple[tuple[Suspect, ...], ...] = ()
+    if rank is not None and rank not in waiting:
+        suspects = ((Suspect(rank=rank),),)
+    elif others:
+        suspects = (tuple(Suspect(rank=one) for one in others),)
+    return Finding(
+        kind="noncommunication_hang",
+        layer=activity.layer,
+        suspects=suspects,
+        victims=tuple(waiting),
+        confidence=activity.confidence,
+        evidence=(
+            f"somebody {activity.does}, while others wait: the network is not involved",
+            quotation(activity.event),
+            *evidence,
+        ),
+        next_probe=(
+            "which ranks still show the bar; do this work before the process group is made, once, or "
+            "with a longer time-out"
+        ),
+    )
+
+
+def _explained(case: LogCase, finding: Finding, report: HangReport) -> Finding:
+    """A rank that did not come, with what its own lines say it did instead."""
+    ranks = [suspect.rank for group in finding.suspects for suspect in group if suspect.rank is not None]
+    if finding.kind != "noncommunication_hang" or finding.layer != "undetermined" or not ranks:
+        return finding
+    by_stack = {stack.rank: stack_layer(stack) for stack in main_threads(case.stacks) if stack.rank in ranks}
+    layers = {layer for layer in by_stack.values() if layer != "undetermined"}
+    if len(layers) == 1:
+        return msgspec.structs.replace(finding, layer=layers.pop(), confidence=0.9)
+    elsewhere = [event for event in case.of("peer_closed", "gloo_timeout") if event.rank in ranks and _gloo(event.text)]
+    if elsewhere and {event.rank for event in elsewhere} == set(ranks):
+        return _went_elsewhere(finding, ranks, [quotation(event) for event in elsewhere], idle=report.idle)
+    activities = [found for rank in ranks if (found := activity_of(case, rank)) is not None]
+    activities = activities or [found for whom, found in claimed_activity(case) if set(whom) & set(ranks)]
+    activities = activities or [found for found in unfinished_bars(case) if found.event.rank is None]
+    if activities:
+        best = max(activities, key=lambda activity: activity.confidence)
+        return msgspec.structs.replace(
+            finding, layer=best.layer, evidence=(*finding.evidence, f"it {best.does}", quotation(best.event))
+        )
+    return finding
+
+
+def _gloo(text: str) -> bool:
+    return "gloo" in text.lower() or "unbound_buffer" in text or "monitoredBarrier" in text
+
+
+def _went_elsewhere(finding: Finding, ranks: list[int], quotes: list[str], *, idle: frozenset[int]) -> Finding:
+    """Ranks that did not come are alive in a collective of another backend: they took another way in the program."""
+    alive = " and answered with nothing unfinished" if set(ranks) <= idle else ""
+    return msgspec.structs.replace(
+        finding,
+        kind="collective_mismatch",
+        layer="application",
+        confidence=0.8,
+        evidence=(
+            *finding.evidence,
+            f"meanwhile ranks {words(ranks)} were alive{alive}, in a collective of another backend: the number of "
+            "collectives depends on the rank",
+            *quotes[:3],
+            "ranks that ended by the watchdog's own abort, and the other ends of closed connections, are victims",
+        ),
+        next_probe="the branch of the program that decides, by rank, whether this collective is called",
+    )
+
+
+def _merged(findings: list[Finding]) -> list[Finding]:
+    """Ranks that did not come to one collective for the same reason are one fault."""
+    merged: list[Finding] = []
+    for finding in findings:
+        same = next((item for item in merged if _alike(item, finding)), None)
+        if same is None:
+            merged.append(finding)
+            continue
+        merged[merged.index(same)] = msgspec.structs.replace(
+            same,
+            suspects=(*same.suspects, *finding.suspects),
+            victims=tuple(sorted(set(same.victims) & set(finding.victims))),
+            evidence=tuple(dict.fromkeys((*same.evidence, *finding.evidence))),
+        )
+    return merged
+
+
+def _alike(first: Finding, second: Finding) -> bool:
+    mismatch = first.kind == second.kind == "collective_mismatch" and first.layer == second.layer == "application"
+    absent = first.kind == second.kind == "noncommunication_hang" and first.layer == second.layer
+    return (mismatch or absent) and (first.group, first.sequence) == (second.group, second.sequence)
+
+
+def startup_findings(case: LogCase) -> list[Finding]:
+    """A start at which somebody did not arrive, or arrived with another idea of the job."""
+    events = case.of("store_timeout", claims=False)
+    if events:
+        event = events[-1]
+        world, joined = int(event.fields["world"]), int(event.fields["joined"])
+        present = {item.rank for item in events if item.rank is not None} | case.speakers()
+        absent = [rank for rank in range(min(world, 100_000)) if rank not in present]
+        exact = len(absent) == world - joined and bool(absent)
+        return [
+            Finding(
+                kind="startup_never_arrived",
+                suspects=tuple((Suspect(rank=rank),) for rank in absent) if exact else (),
+                victims=tuple(sorted(present)) if exact else (),
+                confidence=0.8,
+                evidence=(f"{joined} of {world} ranks came to the store at the start", quotation(event)),
+                next_probe=""
+                if exact
+                else "logs of all ranks: those that wrote nothing are the ones that did not arrive",
+            )
+        ]
+    return [*_unreachable(case), *_half_initialised(case)]
+
+
+def _unreachable(case: LogCase) -> list[Finding]:
+    events = case.of("store_unreachable", claims=False)
+    if not events or case.has("step_progress", claims=False):
+        return []
+    host = next((event.fields["host"] for event in events if event.fields.get("host")), None)
+    return [
+        Finding(
+            kind="startup_never_arrived",
+            layer="undetermined",
+            suspects=((Suspect(node=host),),) if host else (),
+            victims=tuple(sorted({event.rank for event in events if event.rank is not None})),
+            confidence=0.6,
+            evidence=("ranks could not reach the store of the job", quotation(events[0])),
+            next_probe="does the process on that host listen, under a name and port that other nodes can reach?",
+        )
+    ]
+
+
+def _half_initialised(case: LogCase) -> list[Finding]:
+    """NCCL: ranks of one communicator that began and did not complete, or that disagree about its size."""
+    inits = case.of("nccl_init", claims=False)
+    sizes: dict[str, set[str]] = {}
+    for event in inits:
+        sizes.setdefault(event.fields.get("id") or "?", set()).add(event.fields["nranks"])
+    wrong = [identity for identity, found in sizes.items() if identity != "?" and len(found) > 1]
+    if wrong:
+        return [_sizes_disagree(case, wrong[0])]
+    began, ended = (
+        {int(event.fields["rank"]) for event in inits if event.fields["state"].upper() == state}
+        for state in ("START", "COMPLETE")
+    )
+    world = max((int(event.fields["nranks"]) for event in inits), default=0)
+    if (
+        not began
+        or not (ended or case.has("watchdog_timeout", "peer_closed", "nccl_connect_failed"))
+        or case.has("step_progress")
+    ):
+        return []
+    late = sorted(began - ended) if ended else []
+    never = [rank for rank in range(min(world, 100_000)) if rank not in began]
+    if not late and not never:
+        return []
+    return [
+        Finding(
+            kind="startup_never_arrived",
+            suspects=tuple((Suspect(rank=rank),) for rank in (never or late)[:16]),
+            victims=tuple(sorted(began - set(never or late))),
+            confidence=0.65 if never else 0.55,
+            evidence=(
+                f"{len(began)} of {world} ranks began to initialise NCCL, {len(ended)} completed",
+                quotation(inits[0]),
+            ),
+            next_probe="the logs of these ranks before this point; can their nodes reach the address of rank 0?",
+        )
+    ]
+
+
+def _sizes_disagree(case: LogCase, identity: str) -> Finding:
+    events = [event for event in case.of("nccl_init") if event.fields.get("id") == identity]
+    counts = {event.fields["nranks"]: event for event in events}
+    return Finding(
+        kind="startup_disagrees",
+        layer="configuration",
+        confidence=0.85,
+        evidence=(
+            f"ranks disagree about the size of one communicator: {words(sorted(counts))}",
+            *(quotation(event) for event in counts.values()),
+        ),
+        next_probe="number of nodes and processes a node in the start command of every node",
+    )
