@@ -145,6 +145,12 @@ class Fabric:
         for leaf in range(_LEAVES):
             _do("ip", "-n", self.spines[spine], "link", "set", f"d{leaf}", "down")
 
+    def swallow(self, spine: int) -> None:
+        """Let a spine drop everything without a word: its links stay up, nobody is told."""
+        for leaf in range(_LEAVES):
+            _do("ip", "-n", self.spines[spine], "route", "del", f"10.{leaf}.0.0/16")
+            _do("ip", "-n", self.spines[spine], "route", "add", "blackhole", f"10.{leaf}.0.0/16")
+
     def restore_spine(self, spine: int) -> None:
         """Bring a spine back, with its routes."""
         for leaf in range(_LEAVES):

@@ -1,0 +1,158 @@
+"""Which way does a connection go? A SYN with the true ports and a short life dies at a switch, which says so.
+
+A switch chooses among equal ways by a hash of addresses and ports, so the answer for a source port holds for every
+later connection from it, until the network changes. Where raw sockets are not allowed, `path_load` tells by waiting
+times instead. IPv4 only: the quoted header of the ICMP answer is what names the port.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import select
+import socket
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from keepstep.errors import EnvironmentProblem, UsageError
+from keepstep.service.clock import Clock
+
+__all__ = ["MAX_PORTS", "Target", "Times", "handshakes", "hops_by_port", "own_address", "raw_allowed", "resolved"]
+
+MAX_PORTS = 512
+_TIME_EXCEEDED = 11
+_TRIES = 3
+_AT_ONCE = 128
+_NO_LINGER = struct.pack("ii", 1, 0)
+_TAKEN = (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
+
+
+class Target(NamedTuple):
+    """From `source` (an address of this host) to a listening TCP `port` of `destination`."""
+
+    source: str
+    destination: str
+    port: int
+
+
+class Times(NamedTuple):
+    """Round trips in s by source port; `silent` were not answered in time, `taken` are in use here."""
+
+    round_trip_s: dict[int, float]
+    silent: tuple[int, ...]
+    taken: tuple[int, ...]
+
+
+def resolved(destination: str, port: int) -> Target:
+    """The target as addresses. Raises UsageError for a name or port that is none, EnvironmentProblem without a way."""
+    if not 0 < port < 65536:
+        raise UsageError(f"port {port} of {destination}", remedy="give the listening port as HOST:PORT, 1 to 65535")
+    try:
+        address = socket.getaddrinfo(destination, port, socket.AF_INET, socket.SOCK_STREAM)[0][4][0]
+    except OSError as error:
+        raise UsageError(
+            f"{destination} is no IPv4 host: {error.strerror or error}", remedy="give a name or address that resolves"
+        ) from error
+    return Target(own_address(str(address)), str(address), port)
+
+
+def own_address(destination: str) -> str:
+    """The address of this host that faces `destination`. Raises EnvironmentProblem where no route leads there."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((destination, 9))
+        except OSError as error:
+            raise EnvironmentProblem(f"no route to {destination}: {error.strerror}", where=destination) from error
+        return str(probe.getsockname()[0])
+
+
+def raw_allowed() -> bool:
+    """Whether this process may read ICMP (root, or CAP_NET_RAW)."""
+    try:
+        socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP).close()
+    except PermissionError:
+        return False
+    return True
+
+
+def hops_by_port(
+    target: Target, ports: Iterable[int], *, ttl: int, clock: Clock, timeout_s: float = 0.5
+) -> dict[int, str]:
+    """The address of the switch where a connection from each port is after `ttl` hops; ports that got no answer are
+    missing. A target closer than that answers itself: then the result is empty. Raises PermissionError without raw
+    sockets."""
+    found: dict[int, str] = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP) as listener:
+        listener.setblocking(False)
+        for _ in range(_TRIES):
+            missing = [port for port in ports if port not in found]
+            for start in range(0, len(missing), _AT_ONCE):
+                found |= _one_volley(
+                    listener, target, missing[start : start + _AT_ONCE], ttl, clock.monotonic, timeout_s
+                )
+    return found
+
+
+def handshakes(target: Target, ports: Iterable[int], *, clock: Clock, timeout_s: float = 1.0) -> Times:
+    """The time a connection takes from each port, one after the other; each is closed at once with a reset, so that
+    its port can be used again."""
+    times: dict[int, float] = {}
+    silent: list[int] = []
+    taken: list[int] = []
+    for port in ports:
+        begin = clock.monotonic()
+        try:
+            with _bound(target, port) as sock:
+                sock.settimeout(timeout_s)
+                sock.connect((target.destination, target.port))
+                times[port] = clock.monotonic() - begin
+        except OSError as error:
+            (taken if error.errno in _TAKEN else silent).append(port)
+    return Times(times, tuple(silent), tuple(taken))
+
+
+@contextlib.contextmanager
+def _bound(target: Target, port: int) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+        sock.bind((target.source, port))
+        yield sock
+
+
+def _one_volley(
+    listener: socket.socket, target: Target, ports: list[int], ttl: int, now: Callable[[], float], timeout_s: float
+) -> dict[int, str]:
+    found: dict[int, str] = {}
+    with contextlib.ExitStack() as open_sockets:
+        sent = 0
+        for port in ports:
+            with contextlib.suppress(OSError):
+                sock = open_sockets.enter_context(_bound(target, port))
+                sock.setsockopt(socket.IPPROTO_IP, socket.IP_TTL, ttl)
+                sock.setblocking(False)
+                sent += sock.connect_ex((target.destination, target.port)) in (0, errno.EINPROGRESS)
+        deadline = now() + timeout_s
+        while len(found) < sent and (left := deadline - now()) > 0:
+            if not select.select([listener], [], [], left)[0]:
+                break
+            with contextlib.suppress(BlockingIOError):
+                packet, (hop, _) = listener.recvfrom(2048)
+                quoted = _quoted(packet)
+                if quoted is not None and quoted[1:] == (target.destination, target.port):
+                    found[quoted[0]] = hop
+    return found
+
+
+def _quoted(packet: bytes) -> tuple[int, str, int] | None:
+    """Source port, destination and its port of the connection whose packet ran out of life; None for other news."""
+    start = (packet[0] & 15) * 4 if packet else 0
+    inner = packet[start + 8 :]
+    if len(packet) < start + 8 or packet[start] != _TIME_EXCEEDED or len(inner) < 20:
+        return None
+    header = (inner[0] & 15) * 4
+    if inner[9] != socket.IPPROTO_TCP or len(inner) < header + 4:
+        return None
+    source_port, port = struct.unpack_from("!HH", inner, header)
+    return source_port, socket.inet_ntoa(inner[16:20]), port

@@ -1,0 +1,104 @@
+"""A catalogue of source ports from this host to a listening port: by the best method that is allowed here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from keepstep.errors import EnvironmentProblem, TransportError, UsageError
+from keepstep.records.plan import Catalogue
+from keepstep.service.clock import Clock
+from keepstep.service.path_load import ports_by_load
+from keepstep.service.path_probing import MAX_PORTS, Target, handshakes, hops_by_port, raw_allowed
+from keepstep.traffic.catalogue import catalogue_of
+
+__all__ = ["Method", "SurveyRequest", "port_range", "survey"]
+
+Method = Literal["auto", "ttl", "round_trip"]
+_TIMED_PER_PATH = 3
+
+
+class SurveyRequest(msgspec.Struct, frozen=True):
+    """What to find out: the paths of `ports` to `target`, `ttl` hops away; `hop_names` translates their addresses."""
+
+    target: Target
+    ports: tuple[int, ...]
+    ttl: int = 2
+    method: Method = "auto"
+    token: str = ""
+    hop_names: Mapping[str, str] = {}
+
+
+def port_range(text: str) -> tuple[int, ...]:
+    """The ports of `FIRST-LAST`. Raises UsageError for nonsense, privileged or too many ports."""
+    first, dash, last = text.partition("-")
+    if not (first.isdigit() and (last.isdigit() or not dash)):
+        raise UsageError(f"ports {text!r}", remedy="give FIRST-LAST, such as 42000-42063")
+    low, high = int(first), int(last or first)
+    if not 1024 <= low <= high <= 65535 or high - low >= MAX_PORTS:
+        raise UsageError(f"ports {text}", remedy=f"give at most {MAX_PORTS} ports between 1024 and 65535")
+    return tuple(range(low, high + 1))
+
+
+def survey(request: SurveyRequest, *, clock: Clock) -> Catalogue:
+    """The catalogue, as of now. Raises TransportError where nobody listens, EnvironmentProblem where neither raw
+    sockets nor a sink and its token are there."""
+    reached = handshakes(request.target, request.ports[:8], clock=clock)
+    if not reached.round_trip_s and not reached.silent:
+        raise EnvironmentProblem("all source ports are in use", remedy="give other --ports")
+    by_ttl = request.method == "ttl" or (request.method == "auto" and raw_allowed())
+    if by_ttl and not raw_allowed():
+        raise EnvironmentProblem("raw sockets are not allowed", remedy="run with CAP_NET_RAW, or --method round_trip")
+    return _by_ttl(request, clock) if by_ttl else _by_load(request, clock)
+
+
+def _by_ttl(request: SurveyRequest, clock: Clock) -> Catalogue:
+    target = request.target
+    hops = hops_by_port(target, request.ports, ttl=request.ttl, clock=clock)
+    paths = {port: (request.hop_names.get(hop, hop),) for port, hop in hops.items()}
+    by_path: dict[tuple[str, ...], list[int]] = {}
+    for port, path in paths.items():
+        by_path.setdefault(path, []).append(port)
+    unknown = [port for port in request.ports if port not in paths]
+    timed = [port for ports in by_path.values() for port in ports[:_TIMED_PER_PATH]]
+    times = handshakes(target, timed + unknown[: 2 * _TIMED_PER_PATH], clock=clock)
+    if not times.round_trip_s:
+        raise _nobody(target)
+    lost = frozenset(times.silent) | frozenset(unknown if by_path else ())
+    return catalogue_of(
+        (target.source, f"{target.destination}:{target.port}"),
+        paths,
+        wall=clock.wall(),
+        method="ttl",
+        round_trip_s=times.round_trip_s,
+        silent=lost - frozenset(times.taken),
+    )
+
+
+def _by_load(request: SurveyRequest, clock: Clock) -> Catalogue:
+    target = request.target
+    if not request.token:
+        raise EnvironmentProblem(
+            "raw sockets are not allowed here, and no token for a sink is given",
+            remedy="run with CAP_NET_RAW, or start `keepstep traffic sink` at the other end and give its --token-file",
+        )
+    times = handshakes(target, request.ports, clock=clock)
+    if not times.round_trip_s:
+        raise _nobody(target)
+    groups = ports_by_load(target, tuple(times.round_trip_s), token=request.token, clock=clock)
+    paths = {port: (f"path{number}",) for number, group in enumerate(groups) for port in group}
+    return catalogue_of(
+        (target.source, f"{target.destination}:{target.port}"),
+        paths,
+        wall=clock.wall(),
+        method="round_trip",
+        round_trip_s=times.round_trip_s,
+        silent=frozenset(times.silent),
+    )
+
+
+def _nobody(target: Target) -> TransportError:
+    where = f"{target.destination}:{target.port}"
+    return TransportError("nobody answers there", where=where, remedy="give a host and port that listens")
