@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 
+from keepstep.diagnosis.hang_words import listed
 from keepstep.diagnosis.log_case import LogCase, quotation, rank_list, words
 from keepstep.records.evidence import LogEvent
 from keepstep.records.finding import Finding, Suspect
@@ -60,7 +61,7 @@ def _sides(report: str) -> list[dict[str, str]]:
     for match in _SIDE.finditer(report.split("collectives on ranks", 1)[-1]):
         fields = {"rank": match["rank"]}
         for name, forms in _FORMS.items():
-            inner = next((found for form in forms if (found := form.search(match["rest"]))), None)
+            inner = next((hit for form in forms if (hit := form.search(match["rest"]))), None)
             if inner is not None:
                 fields[name] = inner[1]
         if len(fields) > 1:
@@ -92,7 +93,7 @@ def _by_opinion(
         victims=tuple(sorted(rank for rank, what in opinions.items() if clear and what == usual)),
         confidence=0.95,
         evidence=(
-            f"ranks {words(sorted(opinions))} called different collectives; what differs: {words(sorted(names))}",
+            f"{listed(opinions)} called different collectives; what differs: {words(sorted(names))}",
             *(_tell(rank, said[rank]) for rank in sorted(said)[:8]),
             *_shape_words(said),
             quotation(reports[0]),
@@ -178,9 +179,7 @@ def _call_finding(
     if len(streams) > 1:
         evidence.append(f"on different streams: {words(sorted(streams))}")
     if claimed:
-        evidence.append(
-            f"that ranks {words(claimed)} called the same as another one is a person's word, not in the log"
-        )
+        evidence.append(f"that {listed(claimed)} called the same as another one is a person's word, not in the log")
     return Finding(
         kind="collective_mismatch",
         layer="application",

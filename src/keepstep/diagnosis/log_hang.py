@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from keepstep.diagnosis.hang_words import listed
 from keepstep.diagnosis.log_case import LogCase, quotation, words
 from keepstep.diagnosis.log_phases import Activity, activity_of, claimed_activity, unfinished_bars
 from keepstep.diagnosis.log_progress import HangReport, hang_report
@@ -63,7 +64,7 @@ def _named(case: LogCase, report: HangReport) -> Finding:
         suspects=tuple((Suspect(rank=rank),) for rank in ranks),
         victims=tuple(sorted(reached - set(ranks))),
         confidence=0.85,
-        evidence=(f"ranks {words(ranks)} did not come, as torch's own report says", quotation(event)),
+        evidence=(f"{listed(ranks)} did not come, as torch's own report says", quotation(event)),
         next_probe=_STACKS,
     )
 
@@ -89,7 +90,7 @@ def _called_too_many(case: LogCase, report: HangReport) -> Finding | None:
         confidence=(0.75 if barrier else 0.6) - (0.05 if claimed or world is None else 0.0),
         evidence=(
             f"training had ended: {quotation(last_end)}",
-            f"after it only {'rank' if len(waiting) == 1 else 'ranks'} {words(waiting)} waits in a collective"
+            f"after it only {listed(waiting)} waits in a collective"
             + (" of one element, as a barrier is" if barrier else "")
             + (f"; the job has {world} ranks" + (" (as its user says)" if claimed else "") if world else ""),
             *(quotation(event) for event in events[:3]),
@@ -106,16 +107,14 @@ def _without_numbers(case: LogCase, report: HangReport) -> list[Finding]:
         return []
     world, claimed = case.world()
     others = [rank for rank in range(world or 0) if rank not in report.waiting] if (world or 0) <= 100_000 else []
-    evidence = [
-        f"{'rank' if len(waiting) == 1 else 'ranks'} {words(waiting)} waited in a collective until the time-out"
-    ]
+    evidence = [f"{listed(waiting)} waited in a collective until the time-out"]
     evidence += [quotation(event) for event in list(report.waiting.values())[:3]]
     bars = unfinished_bars(case)
     if bars:
         return [_prepares(bars[0], waiting, others, evidence)]
     if others and len(others) <= len(waiting):
         evidence.append(
-            f"nothing was heard of the time-out from ranks {words(others)}"
+            f"nothing was heard of the time-out from {listed(others)}"
             + (", if the number of ranks given is right" if claimed else "")
         )
         return [
@@ -210,8 +209,8 @@ def _went_elsewhere(finding: Finding, ranks: list[int], quotes: list[str], *, id
         confidence=0.8,
         evidence=(
             *finding.evidence,
-            f"meanwhile ranks {words(ranks)} were alive{alive}, in a collective of another backend: the number of "
-            "collectives depends on the rank",
+            f"meanwhile {listed(ranks)} was alive{alive}, in a collective of another backend: the number of collectives "
+            "depends on the rank",
             *quotes[:3],
             "ranks that ended by the watchdog's own abort, and the other ends of closed connections, are victims",
         ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from keepstep.diagnosis.hang_words import listed
 from keepstep.diagnosis.log_case import LogCase, quotation, words
 from keepstep.diagnosis.log_phases import claimed_activity
 from keepstep.records.finding import Finding, Suspect
@@ -30,7 +31,7 @@ def claim_findings(case: LogCase) -> list[Finding]:
             victims=tuple(sorted({event.rank for event in supported if event.rank is not None})),
             confidence=0.6 if supported else 0.45,
             evidence=(
-                f"ranks {words(ranks)} did not get through {where}, as a person notes (their own lines are not here)",
+                f"{listed(ranks)} did not get through {where}, as a person notes (their own lines are not here)",
                 quotation(activity.event),
                 *(f"another rank was further: {quotation(event)}" for event in supported[:2]),
             ),

@@ -8,7 +8,8 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 
-from keepstep.diagnosis.log_case import LogCase, quotation, words
+from keepstep.diagnosis.hang_words import listed
+from keepstep.diagnosis.log_case import LogCase, quotation
 from keepstep.records.evidence import LogEvent
 from keepstep.records.finding import Finding, Layer, Suspect
 
@@ -216,7 +217,7 @@ def phase_findings(case: LogCase) -> list[Finding]:
             victims=tuple(sorted(further)),
             confidence=0.6,
             evidence=(
-                f"ranks {words(sorted(loading))} had begun to load data and say nothing after it",
+                f"{listed(loading)} had begun to load data and say nothing after it",
                 *(quotation(event) for event in list(loading.values())[:3]),
                 f"others were further: {quotation(first)}",
             ),
