@@ -118,8 +118,12 @@ def finish_steps(columns: Mapping[str, Any], *, lines: np.ndarray) -> pa.Table:
     if not size:
         return empty("steps")
     start = _filled(columns, "start", size)
-    ids = mixed(name_number(columns["job_id"]), name_number(columns["step"]), np.where(start == UNKNOWN, 0, start))
+    ids = mixed(_names(columns["job_id"]), _names(columns["step"]), np.where(start == UNKNOWN, 0, start))
     return table_of("steps", {**columns, "step_id": ids}, size=size)
+
+
+def _names(column: Any) -> np.ndarray:
+    return name_number(column.to_pylist() if isinstance(column, pa.Array | pa.ChunkedArray) else column)
 
 
 def _filled(columns: Mapping[str, Any], name: str, size: int) -> np.ndarray:
@@ -134,6 +138,8 @@ def taken_rows(table: str, rows: Sequence[Mapping[str, Any]], *, key: tuple[str,
     """
     if table == "attempts":
         return finish_attempts(_transposed(table, rows), lines=np.arange(len(rows)))
+    if table == "steps":
+        return finish_steps(_transposed(table, rows), lines=np.arange(len(rows)))
     columns = _transposed(table, rows)
     first = TABLES[table].columns[0]
     if key and rows:

@@ -116,9 +116,8 @@ class _Reader:
 
     def _whole(self, data: bytes, lines: int) -> RowBlock | None:
         """The rows if every line is one; else None."""
-        broken: list[int] = []
-        rows = _cut(data, self.layout, on_bad=lambda _: broken.append(1) or "skip")
-        if broken or rows.num_rows != lines:
+        rows = _cut(data, self.layout)
+        if rows.num_rows != lines:
             return None
         return RowBlock(rows, np.arange(self.line, self.line + lines), (), 0)
 
@@ -245,8 +244,8 @@ def _as_text(data: bytes, delimiter: str) -> tuple[bytes, int]:
     return data.replace(delimiter.encode(), mark), bad
 
 
-def _cut(data: bytes, layout: Layout, *, on_bad: Callable[[object], str] = lambda _: "skip") -> pa.Table:
-    """Marked lines as a table of the wanted columns."""
+def _cut(data: bytes, layout: Layout) -> pa.Table:
+    """Marked lines as a table of the wanted columns; lines that are no rows, and empty ones, are left out."""
     names = [*layout.columns, "_end"] if layout.closed else list(layout.columns)
     use = [name for name in layout.columns if name in layout.use]
     if not data:
@@ -261,7 +260,7 @@ def _cut(data: bytes, layout: Layout, *, on_bad: Callable[[object], str] = lambd
             escape_char=False,
             newlines_in_values=False,
             ignore_empty_lines=True,
-            invalid_row_handler=on_bad,
+            invalid_row_handler=lambda _: "skip",
         ),
         convert_options=csv.ConvertOptions(
             column_types=dict.fromkeys(use, pa.string()), include_columns=use, strings_can_be_null=False

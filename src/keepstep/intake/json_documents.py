@@ -52,7 +52,9 @@ def elements(data: bytes, key: str, *, where: str) -> Elements:
         raise RecordError(f"no list {key!r} in the document", where=where)
     rest = {name: value for name, value in document.items() if name != key} if isinstance(document, dict) else {}
     good = tuple((index, item) for index, item in enumerate(found, 1) if isinstance(item, dict))
-    bad = [Aside(i, "no object", json.dumps(item)[:200]) for i, item in enumerate(found, 1) if not isinstance(item, dict)]
+    bad = [
+        Aside(i, "no object", json.dumps(item)[:200]) for i, item in enumerate(found, 1) if not isinstance(item, dict)
+    ]
     return Elements(good, rest, tuple(bad))
 
 
@@ -61,7 +63,8 @@ def _salvaged(text: str, key: str, *, where: str, why: str) -> Elements:
     begin = text.find("[") if text.lstrip().startswith("[") else text.find("[", max(text.find(f'"{key}"'), 0))
     if begin < 0 or (f'"{key}"' not in text and not text.lstrip().startswith("[")):
         raise RecordError(f"no JSON: {why[:120]}", where=where)
-    decoder, position, items = json.JSONDecoder(), begin + 1, []
+    items: list[tuple[int, dict[str, Any]]] = []
+    decoder, position = json.JSONDecoder(), begin + 1
     while True:
         while position < len(text) and text[position] in " \t\r\n,":
             position += 1
@@ -71,7 +74,7 @@ def _salvaged(text: str, key: str, *, where: str, why: str) -> Elements:
             break
         if isinstance(item, dict):
             items.append((len(items) + 1, item))
-    if not text[position : position + 1] == "]":
+    if text[position : position + 1] != "]":
         reason = f"the document is cut off or damaged after {len(items)} elements"
         return Elements(tuple(items), {}, (Aside(len(items) + 1, reason, text[position : position + 200]),))
     return Elements(tuple(items), {}, (Aside(len(items) + 1, f"damaged behind the list: {why[:100]}", ""),))

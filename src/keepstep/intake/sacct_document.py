@@ -38,9 +38,7 @@ def sacct_document(found: Elements, *, cluster: str) -> Taken:
             continue
         attempts.append(row)
         steps += [step for step in below if step]
-    return Taken(
-        taken_rows("attempts", attempts), taken_rows("steps", steps, key=("job_id", "step", "start")), tuple(aside)
-    )
+    return Taken(taken_rows("attempts", attempts), taken_rows("steps", steps), tuple(aside))
 
 
 def _wrong(row: dict[str, Any]) -> str:
@@ -83,7 +81,9 @@ def _gpus(tres: Any) -> int | None:
     """GPUs in a list of resources; None where the list is empty."""
     if not isinstance(tres, list) or not tres:
         return None
-    whole = [number(item.get("count")) or 0 for item in tres if item.get("type") == "gres" and item.get("name") == "gpu"]
+    whole = [
+        number(item.get("count")) or 0 for item in tres if item.get("type") == "gres" and item.get("name") == "gpu"
+    ]
     kinds = [number(item.get("count")) or 0 for item in tres if str(item.get("name") or "").startswith("gpu:")]
     return sum(whole) if whole else sum(kinds)
 

@@ -77,7 +77,7 @@ class _Rows:
         found = [function(value.strip()) or default for value in encoded.dictionary.to_pylist()] or [default]
         codes = np.asarray(encoded.indices)
         kind = object if isinstance(default[0], str) else np.int64
-        return tuple(np.array([pair[side] for pair in found], dtype=kind)[codes] for side in (0, 1))  # type: ignore[return-value]
+        return tuple(np.array([pair[side] for pair in found], dtype=kind)[codes] for side in (0, 1))
 
     def words(self, name: str, function: Callable[[str], str]) -> np.ndarray:
         """`function` of each value; called once for each different value."""

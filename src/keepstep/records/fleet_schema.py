@@ -296,7 +296,7 @@ result_id    id    health result it was matched with
 _SHAPES = (
     TableShape("attempts", "one life of one job in the scheduler", ("submit", "start"), _columns(_ATTEMPTS)),
     TableShape("steps", "one step of a Slurm job", ("start",), _columns(_STEPS)),
-    TableShape("attempt_nodes", "one node of one attempt; written beside attempts", (), _columns(_ATTEMPT_NODES)),
+    TableShape("attempt_nodes", "one node of one attempt", (), _columns(_ATTEMPT_NODES)),
     TableShape("node_intervals", "a time in which a node was not good", ("start",), _columns(_NODE_INTERVALS)),
     TableShape("health_results", "one result of one health check", ("time",), _columns(_HEALTH)),
     TableShape("incidents", "one loss and its repair, or one finding", ("onset",), _columns(_INCIDENTS)),
@@ -312,7 +312,7 @@ _SHAPES = (
 )
 TABLES: dict[str, TableShape] = {shape.name: shape for shape in _SHAPES}
 """All tables by name."""
-DERIVED_TABLES = ("attempt_facts", "job_runs", "failure_events")
+DERIVED_TABLES = ("attempt_nodes", "attempt_facts", "job_runs", "failure_events")
 """Tables made from the others after every import."""
 BASE_TABLES = tuple(name for name in TABLES if name not in DERIVED_TABLES)
 """Tables that hold what sources said."""

@@ -1,0 +1,91 @@
+"""Commands about a fleet: import what its tools wrote, ask questions of it, report on it."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from keepstep.cli.options import Printed, TextOrJson
+
+__all__ = ["add_to", "fleet", "import_", "query", "taxonomy"]
+
+fleet = typer.Typer(help="Account for the GPU-hours of a fleet.", no_args_is_help=True)
+
+Fleet = Annotated[Path, typer.Argument(metavar="DIR", help="Fleet directory, made by `keepstep fleet import`.")]
+
+
+class Rows(StrEnum):
+    """How rows are printed."""
+
+    text = "text"
+    json = "json"
+    csv = "csv"
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the commands of this module."""
+    fleet.command("import")(import_)
+    fleet.command()(query)
+    fleet.command()(taxonomy)
+    app.add_typer(fleet, name="fleet")
+
+
+def import_(
+    sources: Annotated[list[Path], typer.Argument(metavar="SOURCE...", help="Files, run directories, directories.")],
+    into: Annotated[Path, typer.Option(metavar="DIR", help="Fleet directory; made if it is not there.")],
+    timezone: Annotated[str, typer.Option(help="Zone of times that name none, e.g. Europe/Berlin [UTC].")] = "",
+    cluster: Annotated[str, typer.Option(help="Name of the cluster where a source does not say it.")] = "",
+    node: Annotated[str, typer.Option(help="Node of a health snapshot that does not say it.")] = "",
+    at: Annotated[str, typer.Option(help="Time of a health snapshot, ISO 8601 with offset.")] = "",
+    good: Annotated[Path | None, typer.Option(help="Snapshot of a good node to compare snapshots with.")] = None,
+    format: Printed = TextOrJson.text,
+) -> int:
+    """Read what other tools wrote into tables; what is there already is not added again.
+
+    Exit code 65 if no source could be read.
+    """
+    from keepstep.service.fleet_import import import_sources, reading_of, summary_text
+
+    reading = reading_of(timezone=timezone, cluster=cluster, node=node, at=at, good=good)
+    summary = import_sources(sources, into, reading=reading, say=lambda line: print(line, file=sys.stderr))
+    print(summary_text(summary, json=format is TextOrJson.json))
+    return 65 if all(source.failed for source in summary.sources) else 0
+
+
+def query(
+    directory: Fleet,
+    sql: Annotated[str, typer.Argument(help="One SELECT over the tables.")] = "",
+    incident: Annotated[str, typer.Option(help="incident_id, JOB:NUMBER or the id of a failed job.")] = "",
+    incidents: Annotated[bool, typer.Option("--incidents", help="List what --incident can be asked about.")] = False,
+    limit: Annotated[int, typer.Option(min=1, help="Most rows.")] = 1000,
+    format: Annotated[Rows, typer.Option("--format", help="text, json or csv.")] = Rows.text,
+) -> int:
+    """Answer SQL, or tell the story of one incident: what waited, who had finished, which path, what came next."""
+    from keepstep.errors import UsageError
+    from keepstep.service.fleet_query import answer_text, incident_answer, incident_list, sql_answer, story_answer
+
+    if sum((bool(sql), bool(incident), incidents)) != 1:
+        raise UsageError("one of: SQL, --incident, --incidents", remedy="keepstep fleet query DIR 'SHOW TABLES'")
+    if incident:
+        print(story_answer(incident_answer(directory, incident), style=format.value))
+    else:
+        answer = incident_list(directory) if incidents else sql_answer(directory, sql, limit=limit)
+        print(answer_text(answer, style=format.value))
+    return 0
+
+
+def taxonomy(directory: Fleet) -> int:
+    """Derive causes and job runs again, with the taxonomy.toml in the directory (after it was edited)."""
+    from keepstep.service.fleet_derive import derive_again, site_taxonomy
+    from keepstep.store.fleet_tables import FleetStore
+
+    FleetStore(directory)
+    chosen, _ = site_taxonomy(directory)
+    for note in derive_again(directory):
+        print(note)
+    print(f"taxonomy {chosen.version}: {len(chosen.causes)} causes")
+    return 0
