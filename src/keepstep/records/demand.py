@@ -6,9 +6,19 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["Collective", "CollectiveUse", "Demand", "Flow", "Seat"]
+__all__ = [
+    "Collective",
+    "CollectiveUse",
+    "DeclaredCollective",
+    "Demand",
+    "Flow",
+    "GroupKind",
+    "JobLayout",
+    "Seat",
+]
 
 Collective = Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "all_to_all", "send"]
+GroupKind = Literal["tp", "dp", "pp", "ep", "world"]
 
 
 class Seat(msgspec.Struct, frozen=True):
@@ -71,3 +81,34 @@ class Flow(msgspec.Struct, frozen=True, omit_defaults=True):
     def name(self) -> str:
         """Unique over all jobs."""
         return f"{self.job}:{self.use}:{self.source}>{self.destination}#{self.part}"
+
+
+class DeclaredCollective(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What every group of a kind runs in a step; fields as in `CollectiveUse`. `back`: a send from later to earlier."""
+
+    group: GroupKind
+    operation: Collective
+    nbytes: float = 0.0
+    calls: float = 1.0
+    start_s: float = 0.0
+    end_s: float = 0.0
+    algorithm: Literal["ring", "tree"] = "ring"
+    data_dependent: bool = False
+    back: bool = False
+
+
+class JobLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A job: its hosts in order of rank, ranks on each, and sizes of its groups (tp varies fastest, then dp, then pp;
+    ep divides dp)."""
+
+    job: str
+    hosts: tuple[str, ...]
+    collectives: tuple[DeclaredCollective, ...]
+    ranks_per_host: int = 8
+    tp: int = 1
+    pp: int = 1
+    dp: int = 0
+    ep: int = 1
+    step_s: float = 0.0
+    priority: int = 0
+    known: bool = True

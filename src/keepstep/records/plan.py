@@ -13,7 +13,17 @@ from msgspec import Meta
 
 from keepstep.records.identity import Record
 
-__all__ = ["Advice", "Catalogue", "Plan", "PortPath", "Route", "TrafficChange", "TrafficOutcome", "TrafficRoutes"]
+__all__ = [
+    "Advice",
+    "Catalogue",
+    "ChangeKind",
+    "Plan",
+    "PortPath",
+    "Route",
+    "TrafficChange",
+    "TrafficOutcome",
+    "TrafficRoutes",
+]
 
 ChangeKind = Literal["topology", "arrive", "leave", "fail", "restore", "refused"]
 
@@ -88,6 +98,7 @@ class TrafficChange(Record, frozen=True, kw_only=True, tag=True):
     reason: Annotated[str, Meta(description="in words")] = ""
     demand: Annotated[str, Meta(description="digest of what the job asks for, a file beside the journal")] = ""
     links: Annotated[tuple[str, ...], Meta(description="links or switches; with `fail` and `restore`")] = ()
+    measure: Annotated[str, Meta(description="flows or bytes; with `topology`")] = ""
     topology: Annotated[str, Meta(description="digest of the topology it is for, a file beside the journal")] = ""
     added: Annotated[int, Meta(ge=0, description="flows that got a route")] = 0
     removed: Annotated[int, Meta(ge=0, description="flows that went")] = 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["Cable", "Port", "Switch", "Topology", "link_name", "split_link"]
+__all__ = ["Cable", "ClosShape", "Port", "Switch", "Topology", "link_name", "split_link"]
 
 _LINK = ">"
 
@@ -65,6 +65,28 @@ class Topology(msgspec.Struct, frozen=True, omit_defaults=True):
     def hosts(self) -> tuple[str, ...]:
         """Names of all hosts, in order of appearance."""
         return tuple(dict.fromkeys(port.host for port in self.ports))
+
+
+class ClosShape(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """`hosts` hosts in groups of `hosts_per_leaf`; a group has one leaf for each rail and side.
+
+    With `separate_rails` every rail (and always every side) has `spines` spines of its own, else all rails share them.
+    `cables` parallel cables of `uplink_gbps` join each leaf to each spine; `pods` above 1 puts `cores` cores of tier 3
+    over the spines, spines and leaves being divided among pods.
+    """
+
+    hosts: int
+    hosts_per_leaf: int
+    spines: int
+    rails: int = 1
+    sides: int = 1
+    port_gbps: float = 200.0
+    uplink_gbps: float = 400.0
+    cables: int = 1
+    separate_rails: bool = False
+    pods: int = 1
+    cores: int = 0
+    name: str = "clos"
 
 
 def link_name(start: str, end: str) -> str:

@@ -2,47 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
-import msgspec
-
 from keepstep.errors import TrafficError
-from keepstep.records.demand import Collective, CollectiveUse, Demand, Seat
+from keepstep.records.demand import CollectiveUse, DeclaredCollective, Demand, JobLayout, Seat
 
-__all__ = ["DeclaredCollective", "JobLayout", "demand_of", "groups_of"]
-
-GroupKind = Literal["tp", "dp", "pp", "ep", "world"]
-
-
-class DeclaredCollective(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What every group of a kind runs in a step; fields as in `CollectiveUse`. `back`: a send from later to earlier."""
-
-    group: GroupKind
-    operation: Collective
-    nbytes: float = 0.0
-    calls: float = 1.0
-    start_s: float = 0.0
-    end_s: float = 0.0
-    algorithm: Literal["ring", "tree"] = "ring"
-    data_dependent: bool = False
-    back: bool = False
-
-
-class JobLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A job: its hosts in order of rank, ranks on each, and sizes of its groups (tp varies fastest, then dp, then pp;
-    ep divides dp)."""
-
-    job: str
-    hosts: tuple[str, ...]
-    collectives: tuple[DeclaredCollective, ...]
-    ranks_per_host: int = 8
-    tp: int = 1
-    pp: int = 1
-    dp: int = 0
-    ep: int = 1
-    step_s: float = 0.0
-    priority: int = 0
-    known: bool = True
+__all__ = ["demand_of", "groups_of"]
 
 
 def groups_of(layout: JobLayout) -> dict[str, list[tuple[int, ...]]]:

@@ -39,6 +39,7 @@ class Network:
         for name in sorted(names):
             self.links_of(name)
         self.down = names
+        self._known: dict[tuple[str, str], tuple[tuple[str, ...], ...]] = {}
         self._dead = frozenset(link for name in names for link in self.links_of(name))
 
     def links_of(self, name: str) -> tuple[str, ...]:
@@ -82,6 +83,13 @@ class Network:
             if found:
                 return tuple(sorted(found)[:MAX_PATHS])
         return ()
+
+    def paths_between(self, source: str, destination: str) -> tuple[tuple[str, ...], ...]:
+        """`paths`, remembered until `down` changes."""
+        key = (source, destination)
+        if key not in self._known:
+            self._known[key] = self.paths(source, destination)
+        return self._known[key]
 
     def _above(self, switch: str, *, rising: bool) -> Iterator[str]:
         for upper in self.uppers[switch]:

@@ -121,7 +121,7 @@ class Planner:
         return self._changed(touched)
 
     def restore(self, job: str, flows: Sequence[Flow], *, routes: Mapping[str, Way]) -> None:
-        """Take a job over with the `routes` by flow name that a journal tells. Raises TrafficError if one does not fit."""
+        """Take a job over with the `routes` by flow name that a journal tells. Raises TrafficError if one is wrong."""
         slots, local = self._prepare(job, flows)
         ways: dict[int, Way] = {}
         for number, slot in slots.items():
@@ -165,6 +165,8 @@ class Planner:
         """The slots of `flows` and the routes that stay in a leaf. Changes nothing, but makes parts not used before."""
         if job in self._of_job:
             raise TrafficError(f"job {job!r} is in the plan already", remedy="let it leave first")
+        if not job or ":" in job or any(flow.job != job for flow in flows):
+            raise TrafficError(f"{job!r} is no name of a job, or flows of another job are with it")
         local: list[Route] = []
         between: dict[tuple[str, str], list[Flow]] = {}
         for flow in flows:

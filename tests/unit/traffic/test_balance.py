@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keepstep.records.topology import Cable, Switch, Topology
+from keepstep.records.topology import Cable, ClosShape, Switch, Topology
 from keepstep.traffic.balance import Balance
-from keepstep.traffic.clos import ClosShape, clos
+from keepstep.traffic.clos import clos
 from keepstep.traffic.network import Network
 
 
@@ -23,7 +23,7 @@ def uneven() -> Network:
 
 def test_unequal_spines_carry_unequal_shares():
     balance = Balance(uneven(), reference_gbps=400.0)
-    balance.fill({flow: ("a", "b", 1.0) for flow in range(10)})
+    balance.fill(dict.fromkeys(range(10), ("a", "b", 1.0)))
     assert balance.bound == pytest.approx(8.0)
     assert balance.max_load == pytest.approx(8.0)
     assert sum("thin" in path for path in balance.path_of.values()) == 2
@@ -40,7 +40,7 @@ def test_three_tiers_meet_the_bound():
 def test_a_dead_link_moves_its_own_flows():
     network = uneven()
     balance = Balance(network, reference_gbps=400.0)
-    balance.fill({flow: ("a", "b", 1.0) for flow in range(10)})
+    balance.fill(dict.fromkeys(range(10), ("a", "b", 1.0)))
     thin = {flow for flow, path in balance.path_of.items() if "thin" in path}
     balance.settle()
     network.set_down(["thin"])

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from keepstep.errors import TrafficError
 from keepstep.records.demand import CollectiveUse, Demand, Flow, Seat
-from keepstep.traffic.clos import ClosShape, clos
+from keepstep.records.topology import ClosShape
+from keepstep.traffic.clos import clos
 from keepstep.traffic.flows import flows_of
 from keepstep.traffic.planner import Planner
 
@@ -77,7 +78,9 @@ def test_parallel_cables_are_used_like_spines():
 def test_both_ports_of_a_nic_carry_equal_shares_left_to_left():
     planner = site(sides=2)
     flows = flows_of(ring("j", [0, 4]), planner.network)
-    assert Counter((planner.network.ports[f.source].side, planner.network.ports[f.destination].side) for f in flows) == {
+    assert Counter(
+        (planner.network.ports[f.source].side, planner.network.ports[f.destination].side) for f in flows
+    ) == {
         (0, 0): 2,
         (1, 1): 2,
     }

@@ -1,0 +1,51 @@
+"""The file in which a person declares what a job sends: its layout, the collectives of a step. See docs/traffic.md."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from keepstep.errors import RecordError
+from keepstep.intake.bounded_yaml import parse_yaml
+from keepstep.intake.hostlist import expand_hosts
+from keepstep.records.demand import JobLayout
+
+__all__ = ["read_job"]
+
+_KEY = "keepstep_job"
+_SHORT = {"bytes": "nbytes", "start": "start_s", "end": "end_s", "op": "operation"}
+
+
+def read_job(text: str, *, where: str = "") -> JobLayout:
+    """The layout in `text`. Raises RecordError with the place of the first mistake."""
+    body = parse_yaml(text, where=where)
+    if not isinstance(body, dict) or body.pop(_KEY, None) != 1:
+        raise RecordError(f"not a job file: it does not say `{_KEY}: 1`", where=where, remedy="see docs/traffic.md")
+    hosts = body.get("hosts")
+    if isinstance(hosts, str):
+        body["hosts"] = expand_hosts(hosts)
+    elif isinstance(hosts, list):
+        body["hosts"] = [name for one in hosts for name in expand_hosts(str(one))]
+    if isinstance(body.get("collectives"), list):
+        body["collectives"] = [_long(one) for one in body["collectives"]]
+    try:
+        return msgspec.convert(body, JobLayout)
+    except msgspec.ValidationError as error:
+        raise RecordError(f"not a job: {error}", where=where, remedy="see docs/traffic.md") from error
+
+
+def _long(collective: Any) -> Any:
+    """The short words of the file as fields of the record; numbers written as text (1e9) as numbers."""
+    if not isinstance(collective, dict):
+        return collective
+    return {_SHORT.get(str(key), str(key)): _number(value) for key, value in collective.items()}
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value

@@ -1,0 +1,53 @@
+"""A topology file of any kind we know, recognised by what is in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from keepstep.errors import RecordError
+from keepstep.intake.ibnetdiscover import looks_like_ibnetdiscover, read_ibnetdiscover
+from keepstep.intake.nccl_topology import looks_like_nccl, read_nccl_topology
+from keepstep.intake.reading import whole
+from keepstep.intake.slurm_topology import looks_like_slurm, read_slurm_topology
+from keepstep.intake.switch_table import looks_like_switch_table, read_switch_table
+from keepstep.intake.topology_assumed import Assumed
+from keepstep.intake.topology_yaml import looks_like_yaml_topology, read_yaml_topology
+from keepstep.records.topology import ClosShape, Topology
+
+__all__ = ["MAX_TOPOLOGY_BYTES", "read_text", "read_topology"]
+
+MAX_TOPOLOGY_BYTES = 256 << 20
+
+
+def read_text(path: Path) -> str:
+    """A text file, gunzipped if need be. Raises RecordError if it is not there, too large, cut off, or not UTF-8."""
+    try:
+        content, complete = whole(path, limit=MAX_TOPOLOGY_BYTES)
+        text = content.decode("utf-8-sig")
+    except OSError as error:
+        raise RecordError(f"cannot be read: {error.strerror or error}", where=str(path)) from error
+    except UnicodeDecodeError as error:
+        raise RecordError("not text in UTF-8", where=str(path)) from error
+    if not complete:
+        raise RecordError("the compressed file is cut off", where=str(path))
+    return text
+
+
+def read_topology(path: Path, assumed: Assumed) -> Topology | ClosShape:
+    """The topology in the file. Raises RecordError for an unknown or damaged format, TrafficError for loops."""
+    text = read_text(path)
+    where = str(path)
+    if looks_like_nccl(text):
+        return read_nccl_topology(text, host=path.stem, where=where)
+    if looks_like_yaml_topology(text):
+        return read_yaml_topology(text, where=where)
+    if looks_like_slurm(text):
+        return read_slurm_topology(text, assumed, where=where)
+    if looks_like_ibnetdiscover(text):
+        return read_ibnetdiscover(text, where=where)
+    if looks_like_switch_table(text):
+        return read_switch_table(text, assumed, where=where)
+    raise RecordError(
+        "no topology that is known: Slurm topology.conf, ibnetdiscover, NCCL XML, a host,switch table or our YAML",
+        where=where,
+    )

@@ -1,0 +1,115 @@
+"""When not to plan: collectives that are too short, data-dependent, inside one leaf, or too few to collide.
+
+For these the answer is "spread locally": let the switches hash, or spray packets. The reason and the numbers it rests
+on are part of the answer.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+import msgspec
+
+from keepstep.records.demand import CollectiveUse, Demand, Flow
+from keepstep.records.plan import Advice
+from keepstep.traffic.flows import flows_of
+from keepstep.traffic.hashing import expected_fullest
+from keepstep.traffic.network import Network
+
+__all__ = ["Policy", "worth_planning"]
+
+_BITS = 8e-9
+
+
+class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The thresholds. A call shorter than `min_call_s` ends before a queue builds up; a gain below `min_gain` of the
+    step (or, where the step's time is unknown, of the collective's own) is not worth fixed paths."""
+
+    min_call_s: float = 200e-6
+    min_gain: float = 0.01
+
+
+def worth_planning(
+    demand: Demand, network: Network, *, policy: Policy | None = None, others: Mapping[str, int] | None = None
+) -> tuple[list[Flow], list[Advice]]:
+    """The flows that deserve a plan, and advice for every collective. `others`: planned flows of other jobs by leaf.
+
+    Raises TrafficError as `flows_of`.
+    """
+    policy = policy or Policy()
+    regular = [use for use in demand.uses if not use.data_dependent]
+    flows = flows_of(demand, network, uses=regular)
+    by_use: dict[str, list[Flow]] = {use.name: [] for use in demand.uses}
+    leaving: Counter[tuple[float, float, str]] = Counter()
+    for flow in flows:
+        by_use[flow.use].append(flow)
+        if _leaf(network, flow.source) != _leaf(network, flow.destination):
+            leaving[flow.start_s, flow.end_s, _leaf(network, flow.source)] += 1
+    chosen: list[Flow] = []
+    advice = []
+    for use in demand.uses:
+        inputs = _inputs(use, by_use[use.name], demand=demand, network=network, leaving=leaving)
+        inputs["other_flows_on_leaf"] = float(_most(by_use[use.name], network, others or {}))
+        answer = _judge(use, inputs, policy=policy, job=demand.job)
+        advice.append(answer)
+        if answer.plan:
+            chosen += by_use[use.name]
+    return chosen, advice
+
+
+def _judge(use: CollectiveUse, inputs: dict[str, float], *, policy: Policy, job: str) -> Advice:
+    def say(plan: bool, reason: str) -> Advice:
+        return Advice(job, use.name, plan, reason if plan else f"spread locally: {reason}", inputs)
+
+    if use.data_dependent:
+        return say(False, "who sends how much depends on the data; a fixed path would be wrong at the next step")
+    if not inputs["flows"]:
+        return say(False, "all of it stays inside a host")
+    if not inputs["flows_leaving_leaf"]:
+        return say(False, "it stays inside one leaf, no uplink is shared")
+    if inputs["call_s"] < policy.min_call_s:
+        return say(False, f"one call takes {inputs['call_s'] * 1e6:.0f} us, below {policy.min_call_s * 1e6:.0f} us")
+    flows = int(inputs["flows_leaving_leaf"] + inputs["other_flows_on_leaf"])
+    spines = int(inputs["spines"])
+    best = -(-flows // spines) if spines else 1
+    inputs["expected_slowdown"] = slowdown = expected_fullest(flows, spines) / best if spines else 1.0
+    saved = inputs["transfer_s"] * (slowdown - 1)
+    inputs["gain"] = gain = saved / (inputs["step_s"] or inputs["transfer_s"] * slowdown)
+    if gain < policy.min_gain:
+        few = f"{flows} flows on {spines} spines" if slowdown < 1.2 else "little of the step is transfer"
+        return say(False, f"{few}: hashing costs {gain:.2%} of the time, below {policy.min_gain:.0%}")
+    return say(True, f"hashing {flows} flows on {spines} spines would cost {gain:.1%} of the time")
+
+
+def _inputs(
+    use: CollectiveUse,
+    flows: list[Flow],
+    *,
+    demand: Demand,
+    network: Network,
+    leaving: Mapping[tuple[float, float, str], int],
+) -> dict[str, float]:
+    """The numbers behind an advice; times in s, for an empty network."""
+    leaves = {
+        _leaf(network, flow.source) for flow in flows if _leaf(network, flow.source) != _leaf(network, flow.destination)
+    }
+    busiest = max(leaves, key=lambda leaf: leaving[use.start_s, use.end_s, leaf], default="")
+    seconds = max((flow.nbytes * _BITS / network.ports[flow.source].gbps for flow in flows), default=0.0)
+    uplinks = network.uppers.get(busiest, {})
+    return {
+        "flows": float(len(flows)),
+        "flows_leaving_leaf": float(leaving[use.start_s, use.end_s, busiest]) if busiest else 0.0,
+        "spines": float(sum(cable.count for upper, cable in uplinks.items() if network.alive(busiest, upper))),
+        "transfer_s": seconds,
+        "call_s": seconds / use.calls if use.calls else 0.0,
+        "step_s": demand.step_s,
+    }
+
+
+def _most(flows: list[Flow], network: Network, others: Mapping[str, int]) -> int:
+    return max((others.get(_leaf(network, flow.source), 0) for flow in flows), default=0)
+
+
+def _leaf(network: Network, port: str) -> str:
+    return network.ports[port].leaf
