@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from keepstep.diagnosis.inspected import diagnose_inspected, inspected_progress
 from keepstep.diagnosis.roll_call import diagnose_reporters
+from keepstep.diagnosis.stragglers import diagnose_tables
+from keepstep.diagnosis.trace_verdict import diagnose_trace
 from keepstep.diagnosis.wavefront import diagnose_hang
 from keepstep.records.evidence import (
     CollectiveRecord,
@@ -12,10 +15,13 @@ from keepstep.records.evidence import (
     GroupProgress,
     Place,
     Reporter,
+    StepTiming,
     Transfer,
     Unread,
 )
 from keepstep.records.finding import Finding
+from keepstep.records.operation_trace import OperationTrace
+from keepstep.records.timing_table import TimingTable, joined, tables_of
 
 __all__ = ["diagnose_dumps"]
 
@@ -29,14 +35,44 @@ def diagnose_dumps(evidence: Iterable[Evidence]) -> tuple[Finding, ...]:
     everything = _once_a_rank(list(evidence))
     places = [item for item in everything if isinstance(item, Place)]
     reporters = [item for item in everything if isinstance(item, Reporter)]
-    groups = [item for item in everything if isinstance(item, GroupProgress)]
+    records = [item for item in everything if isinstance(item, CollectiveRecord)]
+    groups = [item for item in everything if isinstance(item, GroupProgress)] + list(inspected_progress(records))
     transfers = [item for item in everything if isinstance(item, Transfer)]
     called = diagnose_reporters(reporters, places)
     hangs = diagnose_hang(groups, transfers, reporters=reporters, places=places)
-    findings = [*called, *_not_said_twice(hangs, called)]
-    if not findings and (groups or reporters):
-        findings = [_fine(groups, reporters)]
-    return tuple(findings)
+    slow = _slow(everything, records)
+    findings = [*called, *_not_said_twice(hangs, called), *slow]
+    wrong = [finding for finding in findings if finding.kind != "healthy"]
+    if not wrong and (groups or reporters):
+        return (_fine(groups, reporters), *slow)
+    return tuple(wrong or findings[:1])
+
+
+def _slow(everything: Sequence[Evidence], records: Sequence[CollectiveRecord]) -> list[Finding]:
+    """Findings from times: tables, single timings, traces, collectives with durations."""
+    tables = [item for item in everything if isinstance(item, TimingTable)]
+    tables += tables_of(item for item in everything if isinstance(item, StepTiming))
+    found = [finding for path in _paths(tables) for finding in diagnose_tables(path)]
+    found += diagnose_inspected(records)
+    for item in everything:
+        if isinstance(item, OperationTrace):
+            found += diagnose_trace(item)
+    return found
+
+
+def _paths(tables: Sequence[TimingTable]) -> list[list[TimingTable]]:
+    """Tables of one file together; files with one member each are one table in parts."""
+    by_path: dict[str, list[TimingTable]] = {}
+    for table in tables:
+        single = len(table.who) > 0 and int(table.who.min()) == int(table.who.max())
+        by_path.setdefault("" if single else table.path, []).append(table)
+    parts = by_path.pop("", [])
+    together = [joined(same) for phase in dict.fromkeys(part.phase for part in parts) if (same := _of(parts, phase))]
+    return [*by_path.values(), *([together] if together else [])]
+
+
+def _of(tables: Sequence[TimingTable], phase: str) -> list[TimingTable]:
+    return [table for table in tables if table.phase == phase]
 
 
 def _not_said_twice(hangs: Iterable[Finding], called: Sequence[Finding]) -> list[Finding]:

@@ -29,6 +29,7 @@ __all__ = ["READER", "TimingReader"]
 
 _LONGEST_BYTES = 2 << 30
 _MOST_PHASES = 64
+_LONGEST_NAME = 60
 _PARQUET = b"PAR1"
 _DELIMITERS = (",", "\t", ";", "|", " ")
 _DAMAGE = (pa.ArrowInvalid, pa.ArrowKeyError, pa.ArrowNotImplementedError, pa.ArrowTypeError, OSError, ValueError)
@@ -51,8 +52,7 @@ class TimingReader:
             keys = re.findall(rb'"([^"\\\n]{1,60})"\s*:', head[:16_384])
             names = dict.fromkeys(key.decode("utf-8", "replace") for key in keys)
             return meaning_of(names).useful or any(map(is_member_name, names)) and bool(meaning_of(names).whole)
-        names_found = _header(head)[1]
-        return len(names_found) > 1 and meaning_of(names_found).useful
+        return _is_table(head)
 
     def read(self, path: Path) -> Iterator[Evidence]:
         """One TimingTable for each phase. Raises RecordError if the table does not say who took how long."""
@@ -69,6 +69,18 @@ class TimingReader:
 
 
 READER = TimingReader()
+
+
+def _is_table(head: bytes) -> bool:
+    """Whether the first line names columns that we need, and the second has as many fields with a number among them."""
+    delimiter, names = _header(head)
+    if len(names) < 2 or max(map(len, names)) > _LONGEST_NAME or not meaning_of(names).useful:
+        return False
+    lines = [line for line in head.decode("utf-8-sig", "replace").splitlines() if line.strip() and line[0] != "#"]
+    if len(lines) < 2:
+        return False
+    fields = lines[1].split() if delimiter == " " else lines[1].split(delimiter)
+    return len(fields) == len(names) and any(re.fullmatch(r'\s*"?-?[\d.]+(?:e-?\d+)?"?\s*', field) for field in fields)
 
 
 def _table(path: Path) -> tuple[pa.Table, str]:

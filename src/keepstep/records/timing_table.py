@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from keepstep.records.evidence import StepTiming
 
-__all__ = ["TimingTable", "tables_of"]
+__all__ = ["TimingTable", "joined", "tables_of"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,3 +54,23 @@ def tables_of(timings: Iterable[StepTiming]) -> tuple[TimingTable, ...]:
             )
         )
     return tuple(found)
+
+
+def joined(parts: Sequence[TimingTable]) -> TimingTable:
+    """One table of the parts of one phase, such as one file for each rank. Raises ValueError if there are none."""
+    if len(parts) == 1:
+        return parts[0]
+    names = tuple(sorted({name for part in parts for name in part.names}))
+    place = {name: number for number, name in enumerate(names)}
+    renamed = [np.array([place[part.names[who]] for who in part.who]) if part.names else part.who for part in parts]
+    axes = set.intersection(*(set(part.coordinates) for part in parts))
+    return TimingTable(
+        phase=parts[0].phase,
+        who=np.concatenate(renamed),
+        step=np.concatenate([part.step for part in parts]),
+        seconds=np.concatenate([part.seconds for part in parts]),
+        names=names,
+        unit_known=all(part.unit_known for part in parts),
+        coordinates={axis: np.concatenate([part.coordinates[axis] for part in parts]) for axis in axes},
+        path=parts[0].path,
+    )
