@@ -1,0 +1,151 @@
+"""Slow links: cells of the delay matrix where the sender's wire and the receiver's wait grew together.
+
+Either alone is not enough. A rank that enters late makes its peers wait for its data, but its own sending is quick;
+one that takes data late fills its senders' credit, but does not wait for them. Only a link (or a side) that moves bytes
+slowly shows both, at the same cell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from keepstep.diagnosis.live_state import Verdict, Watch
+from keepstep.diagnosis.matrix import Cells, explain
+from keepstep.diagnosis.pair_history import PAIR_COLUMNS
+from keepstep.diagnosis.slowness import STEPS
+from keepstep.diagnosis.windows import Numbers
+from keepstep.records.finding import Finding, Suspect
+
+__all__ = ["hold_cells", "link_verdicts"]
+
+_SHARE = 0.03
+_SCATTER = 4.5
+_REFRESH = 8
+_FEW = 4
+_MOST_FINDINGS = 32
+
+
+def link_verdicts(watch: Watch, step: int) -> Iterator[Verdict]:
+    """One verdict for each slow link, side or node at `step`."""
+    pairs = watch.pairs
+    if not len(pairs.keys) or step < STEPS:
+        return
+    normal = _usual(watch, step)
+    if normal is None:
+        return
+    send_usual, send_scatter, receive_usual, receive_scatter = normal
+    steps = np.arange(step - STEPS + 1, step + 1)
+    lasted = max(float(np.median(watch.history.of("duration_us", step, STEPS))), 1.0)
+    at = steps % PAIR_COLUMNS
+    send = pairs.values["send"][:, at] - send_usual[:, None]
+    limit = np.maximum(_SHARE * lasted, _SCATTER * 1.25 / np.sqrt(STEPS) * send_scatter)
+    maybe = np.flatnonzero((np.median(send, axis=1) > limit) & (pairs.reverse >= 0))
+    if not len(maybe):
+        return
+    back = pairs.reverse[maybe]
+    told = (pairs.stamp[maybe][:, at] == steps).all(axis=1) & (pairs.stamp[back][:, at] == steps).all(axis=1)
+    receive = pairs.values["receive"][back][:, at] - receive_usual[back, None]
+    limits = np.maximum(limit[maybe], _SCATTER * 1.25 / np.sqrt(STEPS) * receive_scatter[back])
+    both = np.minimum(send[maybe], receive)
+    often = np.count_nonzero(both > limits[:, None] / 2, axis=1) >= STEPS - 1
+    slow = told & often & (np.median(both, axis=1) > limits)
+    excess = np.zeros(len(pairs.keys))
+    excess[maybe[slow]] = np.median(both, axis=1)[slow]
+    margin = float((np.median(both, axis=1) / limits)[slow].max()) if slow.any() else 0.0
+    yield from _verdicts(watch, excess, step, lasted=lasted, margin=margin)
+
+
+def hold_cells(watch: Watch, finding: Finding, step: int) -> None:
+    """What is usual at the cells of an open finding is not measured anew until the fault has left the memory."""
+    ranks, peers = watch.pairs.ranks, watch.pairs.peers
+    for suspect in (one for group in finding.suspects for one in group):
+        if suspect.link is not None:
+            ends = {suspect.link}
+            mine = [(int(a), int(b)) in ends for a, b in zip(ranks, peers, strict=True)] if len(ranks) < 4096 else None
+            held = np.flatnonzero(mine) if mine is not None else np.flatnonzero(ranks == suspect.link[0])
+        elif suspect.node is not None:
+            there = [rank for rank, seen in watch.seen.items() if seen.node == suspect.node]
+            held = np.flatnonzero(np.isin(ranks, there) | np.isin(peers, there))
+        else:
+            ends_of = {suspect.rank, suspect.source, suspect.destination} - {None}
+            held = np.flatnonzero(np.isin(ranks, list(ends_of)) | np.isin(peers, list(ends_of)))
+        for cell in held.tolist():
+            watch.held[int(watch.pairs.keys[cell])] = step + PAIR_COLUMNS
+
+
+def _usual(watch: Watch, step: int) -> tuple[Numbers, Numbers, Numbers, Numbers] | None:
+    """(median, scatter) of sending and of receiving of every cell in the past; None while there is too little of it."""
+    pairs, known = watch.pairs, watch.pair_usual
+    if known is not None and len(known[0]) == len(pairs.keys) and step < watch.pair_measured + _REFRESH:
+        return known
+    past = np.arange(max(0, step - PAIR_COLUMNS + 1), step - STEPS + 1)
+    past = past[(pairs.stamp[:, past % PAIR_COLUMNS] == past).mean(axis=0) > 0.9] if len(past) else past
+    if len(past) < _FEW:
+        return None
+    fresh: list[Numbers] = []
+    for name in ("send", "receive"):
+        values = pairs.values[name][:, past % PAIR_COLUMNS]
+        middle = np.median(values, axis=1)
+        scatter = 1.4826 * np.median(np.abs(values - middle[:, None]), axis=1)
+        fresh += [middle, np.maximum(scatter, 0.5 * float(np.median(scatter)))]
+    if known is not None and len(known[0]) == len(pairs.keys):
+        held = [cell for key, until in watch.held.items() if until > step for cell in _cell_of(pairs.keys, key)]
+        for old, new in zip(known, fresh, strict=True):
+            new[held] = old[held]
+    watch.held = {key: until for key, until in watch.held.items() if until > step}
+    watch.pair_usual, watch.pair_measured = (fresh[0], fresh[1], fresh[2], fresh[3]), step
+    return watch.pair_usual
+
+
+def _cell_of(keys: Numbers, key: int) -> list[int]:
+    at = int(np.searchsorted(keys, np.uint64(key)))
+    return [at] if at < len(keys) and int(keys[at]) == key else []
+
+
+def _verdicts(watch: Watch, excess: Numbers, step: int, *, lasted: float, margin: float) -> Iterator[Verdict]:
+    if not excess.any():
+        return
+    pairs = watch.pairs
+    nodes = {rank: seen.node for rank, seen in watch.seen.items()}
+    cells = Cells(pairs.ranks, pairs.peers, excess, np.median(pairs.values["sent"], axis=1))
+    confidence = round(float(0.97 - 0.35 * np.exp(-max(margin - 1.0, 0.0))), 2)
+    for suspects, slow in list(explain(cells, nodes))[:_MOST_FINDINGS]:
+        worst = max(slow, key=lambda cell: float(excess[cell]))
+        pair = f"{pairs.ranks[worst]} -> {pairs.peers[worst]}"
+        extra = float(excess[worst])
+        evidence = [
+            f"rank {pairs.ranks[worst]} spends {extra / 1e3:.1f} ms a step more than usual on sending to "
+            f"rank {pairs.peers[worst]}, which waits for it as much longer ({STEPS} steps up to step {step})",
+            f"{len(slow)} of {len(excess)} directed pairs show it" if len(slow) > 1 else f"only {pair} shows it",
+        ]
+        finding = Finding(
+            kind="communication_slow",
+            layer="hardware_link",
+            suspects=(suspects,),
+            confidence=confidence if len(suspects) == 1 else round(confidence - 0.05, 2),
+            evidence=tuple(evidence),
+            next_probe=_probe(suspects, int(pairs.ranks[worst]), destination=int(pairs.peers[worst])),
+            cost=min(extra, lasted) * 1e-6 * watch.plan.world,
+        )
+        yield Verdict(key="link:" + _name(suspects), finding=finding, since=step - STEPS + 1)
+
+
+def _name(suspects: tuple[Suspect, ...]) -> str:
+    first = suspects[0]
+    if first.node is not None:
+        return f"node {first.node}"
+    if first.link is not None:
+        return f"{first.link[0]}>{first.link[1]}"
+    if first.rank is not None:
+        return f"rank {first.rank}"
+    return f"from {first.source}" if first.source is not None else f"to {first.destination}"
+
+
+def _probe(suspects: tuple[Suspect, ...], source: int, *, destination: int) -> str:
+    if len(suspects) == 1 and suspects[0].link is not None:
+        return f"bandwidth of {source} -> {destination} and back, and the port counters of the path"
+    if len(suspects) == 1:
+        return "port counters and error counts of the adapter and its cable"
+    return f"bandwidth from rank {source} to another peer, and from another rank to rank {destination}"

@@ -1,0 +1,198 @@
+"""Ranks that take longer than those with the same work: log ratios of their own time, against peers and own past.
+
+A rank is slow when the median of its last `STEPS` ratios lies above its own usual one by more than its usual scatter
+allows, in nearly every one of these steps. Where a job has often seen short spells of one rank or the other, a spell
+has to last longer than those before it counts: a straggler that moves on is no fault.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from keepstep.diagnosis.live_state import Burst, Watch
+from keepstep.diagnosis.roles import lower_medians
+from keepstep.diagnosis.windows import COLUMNS, Numbers
+
+__all__ = ["STEPS", "Excess", "forget_spell", "judge_step", "note_spells", "slow_ranks", "steps_needed", "usual"]
+
+STEPS = 6
+"""Steps that a fault has to show before it is named."""
+
+_PAST = 64
+_FEW = 8
+_SCATTER = 4.5  # standard errors; 1e-6 one-sided under a normal distribution
+_MEDIAN_ERROR = 1.25  # standard error of a median / that of a mean, normal distribution
+_LEAST_RATIO = 0.034
+_LEVEL_RATIO = 0.17
+_LEAST_SHARE = 0.02
+_MEMORY = 256
+_SPELL = 0.08
+
+
+@dataclass(frozen=True)
+class Excess:
+    """One slow rank: log ratio over its usual one, us per step, how far beyond the limit (1: on it), `known`: its own
+    past is the measure (else only its peers are), and for how many steps it has been so."""
+
+    rank: int
+    ratio: float
+    excess_us: float
+    margin: float
+    known: bool
+    steps: int
+
+
+def judge_step(watch: Watch, step: int, roles: Numbers) -> None:
+    """Fill in, for one step that all ranks have told, how each compares with its role, and the spells of slowness."""
+    history = watch.history
+    column = step % COLUMNS
+    told = history.stamp[:, column] == step
+    own = np.where(told, history.values["own_us"][:, column], np.nan)[:, None]
+    data = np.where(told, history.values["data_us"][:, column], np.nan)[:, None]
+    lasted = float(np.nanmedian(history.values["duration_us"][told, column])) if told.any() else 0.0
+    measure = lower_medians(own, roles)[:, 0]
+    floor = 0.01 * lasted + 1.0
+    history.excess[:, column] = np.nan_to_num(own[:, 0] - measure)
+    history.ratio[:, column] = np.nan_to_num(np.log((own[:, 0] + floor) / (measure + floor)))
+    history.extra_data[:, column] = np.nan_to_num(data[:, 0] - lower_medians(data, roles * 0)[:, 0])
+    history.judged[column] = step
+
+
+def usual(values: Numbers, judged: Numbers, *, last: int, newest: int) -> tuple[Numbers, Numbers, int]:
+    """(median, scatter, number of steps) of each rank over the past behind its `newest` steps up to `last`.
+
+    Scatter is 1.4826 x the median absolute deviation, and at least half the typical one of all ranks.
+    """
+    steps = np.arange(max(0, last - newest - _PAST + 1), last - newest + 1)
+    steps = steps[judged[steps % COLUMNS] == steps] if len(steps) else steps
+    if not len(steps):
+        return np.zeros(len(values)), np.zeros(len(values)), 0
+    past = values[:, steps % COLUMNS]
+    middle = np.median(past, axis=1)
+    scatter = 1.4826 * np.median(np.abs(past - middle[:, None]), axis=1)
+    return middle, np.maximum(scatter, 0.5 * float(np.median(scatter))), len(steps)
+
+
+def steps_needed(watch: Watch, rank: int, step: int) -> int:
+    """How many steps in a row a rank has to be slow: more where spells that ended by themselves were seen of others."""
+    lengths = [burst.length for burst in watch.bursts if burst.last > step - _MEMORY and burst.length >= 2]
+    return max(STEPS, 2 * max(lengths, default=0) + 1)
+
+
+def slow_ranks(watch: Watch, step: int) -> list[Excess]:
+    """The ranks whose own time is beyond what their past and their peers allow, at `step`."""
+    history = watch.history
+    columns = history.columns(step, STEPS)
+    if len(columns) < STEPS or not _judged(history.judged, step, STEPS):
+        return []
+    recent, excess = history.ratio[:, columns], history.excess[:, columns]
+    lasted = np.maximum(np.median(history.of("duration_us", step, STEPS), axis=1), 1.0)
+    middle, scatter, count = usual(history.ratio, history.judged, last=step, newest=STEPS)
+    found = []
+    if count >= _FEW:
+        usual_excess = usual(history.excess, history.judged, last=step, newest=STEPS)[0]
+        for rank, anchor in watch.anchors.items():
+            middle[rank], scatter[rank], usual_excess[rank] = anchor
+        scatter = np.maximum(scatter, _present_scatter(recent - middle[:, None]))
+        limit = np.maximum(_LEAST_RATIO, _SCATTER * _MEDIAN_ERROR * np.maximum(scatter, 0.005) / np.sqrt(STEPS))
+        shift = np.median(recent, axis=1) - middle
+        above = np.count_nonzero(recent - middle[:, None] > 0.5 * limit[:, None], axis=1)
+        matters = np.median(excess, axis=1) - usual_excess > _LEAST_SHARE * lasted
+        for rank in np.flatnonzero((shift > limit) & (above >= STEPS - 1) & matters).tolist():
+            spell = _spell(history.ratio[rank] - middle[rank], history.judged, step, limit=0.5 * float(limit[rank]))
+            if spell >= steps_needed(watch, rank, step) - 1:
+                extra = float(np.median(excess[rank]))
+                margin = float(shift[rank] / limit[rank])
+                found.append(Excess(rank, float(shift[rank]), extra, margin, True, spell))
+    named = {excess.rank for excess in found}
+    return found + [one for one in _slow_from_the_start(watch, step) if one.rank not in named]
+
+
+def _present_scatter(shift: Numbers) -> Numbers:
+    """How far the last steps scatter: each rank's own, and at least that of all ranks together.
+
+    A job whose work begins to vary from step to step is seen here before its past shows it.
+    """
+    own = np.median(np.abs(shift - np.median(shift, axis=1)[:, None]), axis=1)
+    return 1.4826 * np.maximum(own, float(np.median(np.abs(shift - np.median(shift)))))
+
+
+def _slow_from_the_start(watch: Watch, step: int) -> list[Excess]:
+    """Ranks that were slower than their peers in all that is known: nothing of their own to compare with."""
+    history = watch.history
+    count = 2 * STEPS
+    if step < count or not _judged(history.judged, step, count):
+        return []
+    columns = history.columns(step, count)
+    recent, excess = history.ratio[:, columns], history.excess[:, columns]
+    lasted = np.maximum(np.median(history.of("duration_us", step, count), axis=1), 1.0)
+    level = np.median(recent, axis=1)
+    scatter = 1.4826 * np.median(np.abs(recent - level[:, None]), axis=1)
+    limit = np.maximum(
+        _LEVEL_RATIO, _SCATTER * _MEDIAN_ERROR * np.maximum(scatter, np.median(scatter)) / np.sqrt(count)
+    )
+    always = np.count_nonzero(recent > 0.5 * limit[:, None], axis=1) >= count - 1
+    matters = np.median(excess, axis=1) > 2 * _LEAST_SHARE * lasted
+    return [
+        Excess(rank, float(level[rank]), float(np.median(excess[rank])), float(level[rank] / limit[rank]), False, count)
+        for rank in np.flatnonzero((level > limit) & always & matters).tolist()
+        if _spell(history.ratio[rank], history.judged, step, limit=0.5 * float(limit[rank]))
+        >= steps_needed(watch, rank, step)
+    ]
+
+
+def _judged(judged: Numbers, step: int, count: int) -> bool:
+    steps = np.arange(step - count + 1, step + 1)
+    return bool(steps[0] >= 0 and (judged[steps % COLUMNS] == steps).all())
+
+
+def _spell(ratio: Numbers, judged: Numbers, step: int, *, limit: float) -> int:
+    """For how many steps up to `step` the ratio has been above `limit`; a single step below it is passed over."""
+    length = back = 0
+    while back < COLUMNS - 1 and step - back >= 0 and back - length < 2:
+        column = (step - back) % COLUMNS
+        if judged[column] != step - back:
+            break
+        back += 1
+        if ratio[column] > limit:
+            length = back
+    return length
+
+
+def note_spells(watch: Watch, step: int, named: set[int]) -> None:
+    """Remember spells of at least two steps that ended with the step before `step`, of ranks that were not named."""
+    history = watch.history
+    if not _judged(history.judged, step, 3):
+        return
+    last, before, earlier = (history.ratio[:, (step - back) % COLUMNS] for back in (0, 1, 2))
+    middle, scatter, count = usual(history.ratio, history.judged, last=step, newest=STEPS)
+    limit = np.maximum(_SPELL, 3 * scatter) + (middle if count >= _FEW else 0)
+    ended = np.flatnonzero((last <= limit) & (before > limit) & (earlier > limit)).tolist()
+    for rank in ended[:64]:
+        if rank not in named:
+            length = _run(
+                history.ratio[rank], history.judged, step - 1, limit=float(np.broadcast_to(limit, len(last))[rank])
+            )
+            watch.bursts.append(Burst(rank, step - 1, length))
+    watch.bursts = [burst for burst in watch.bursts if burst.last > step - _MEMORY][-256:]
+
+
+def _run(ratio: Numbers, judged: Numbers, step: int, *, limit: float) -> int:
+    length = 0
+    while step - length >= 0 and length < COLUMNS:
+        column = (step - length) % COLUMNS
+        if judged[column] != step - length or ratio[column] <= limit:
+            break
+        length += 1
+    return length
+
+
+def forget_spell(watch: Watch, rank: int, *, since: int, step: int) -> None:
+    """A fault has ended: what was measured during it is not usual for the rank."""
+    history = watch.history
+    anchor, _, extra = watch.anchors.pop(rank, (0.0, 0.0, 0.0))
+    columns = history.columns(step, min(step - since + 1, COLUMNS))
+    history.ratio[rank, columns] = anchor
+    history.excess[rank, columns] = extra

@@ -1,0 +1,152 @@
+"""The live analysis on simulated jobs: each fault is named, and what is no fault names nobody."""
+
+from __future__ import annotations
+
+import pytest
+
+from keepstep.diagnosis.live import WatchPlan, baseline_of, begin_watch, observe
+from keepstep.records.finding import Suspect
+from keepstep.simulation.simulated_layout import Layout
+from keepstep.simulation.simulated_records import Disturbance, JobModel
+
+NESTED = Layout(tp=2, pp=2, dp=2, ranks_per_node=4)
+NO_ALARM = {"imbalance", "healthy", "undetermined"}
+
+
+def run(*disturbances: Disturbance, steps: int = 60, layout: Layout = NESTED, seed: int = 1, scatter: float = 0.01):
+    """(step at which it was said, what) for everything that the analysis says of such a job."""
+    model = JobModel(layout, seed=seed, step_s=0.2, scatter=scatter, disturbances=disturbances)
+    state, said = begin_watch(WatchPlan(world=layout.world, job="j")), []
+    for step in range(steps):
+        reports = model.report(step, profiles=step == 0)
+        state, changes = observe(state, reports, now=model.clock_ns / 1e9)
+        said += [(step, change) for change in changes]
+    return state, said
+
+
+def alarms(said):
+    return [(step, one) for step, one in said if one.status == "new" and one.finding.kind not in NO_ALARM]
+
+
+def only(said):
+    (found,) = alarms(said)
+    return found
+
+
+@pytest.mark.parametrize("rank", [0, 3, 7])
+@pytest.mark.parametrize("factor", [1.1, 1.3, 2.0])
+def test_a_slow_rank_is_named_within_ten_steps(rank, factor):
+    _, said = run(Disturbance("slow-compute", begin=30, rank=rank, factor=factor))
+    step, live = only(said)
+    assert live.finding.kind == "compute_slow"
+    assert live.finding.suspects == ((Suspect(rank=rank),),)
+    assert step <= 40
+    assert live.began_step == 30
+    assert live.finding.cost == pytest.approx((factor - 1) * 0.2 * 8, rel=0.3)
+
+
+def test_a_rank_that_was_slow_from_the_start_is_named():
+    _, said = run(Disturbance("slow-compute", rank=5, factor=1.4))
+    assert only(said)[1].finding.suspects == ((Suspect(rank=5),),)
+
+
+def test_a_slow_rank_ends_and_can_be_slow_again():
+    _, said = run(
+        Disturbance("slow-compute", begin=20, end=60, rank=5),
+        Disturbance("slow-compute", begin=90, rank=5),
+        steps=130,
+    )
+    assert [one.status for _, one in said] == ["new", "ended", "new"]
+
+
+def test_a_long_fault_does_not_become_usual():
+    _, said = run(Disturbance("slow-compute", begin=30, rank=5, factor=1.1), steps=300)
+    assert [one.status for _, one in said if one.key == "slow:5"] == ["new"]
+
+
+def test_the_loader_of_one_rank():
+    _, said = run(Disturbance("slow-data", begin=30, rank=2))
+    live = only(said)[1]
+    assert (live.finding.kind, live.finding.layer) == ("compute_slow", "dataloader")
+    assert live.finding.suspects == ((Suspect(rank=2),),)
+
+
+def test_a_busy_interpreter_is_the_applications():
+    live = only(run(Disturbance("busy-gil", begin=30, rank=2))[1])[1]
+    assert (live.finding.kind, live.finding.layer) == ("compute_slow", "application")
+
+
+def test_a_starved_rank_is_not_called_slow():
+    _, said = run(Disturbance("starved", begin=30, rank=2))
+    assert alarms(said) == []
+    assert ("imbalance", "host_cpu") in {(one.finding.kind, one.finding.layer) for _, one in said}
+
+
+def test_a_slow_link_is_one_directed_pair():
+    _, said = run(Disturbance("throttle-link", begin=30, rank=4, peer=5))
+    step, live = only(said)
+    assert (live.finding.kind, live.finding.layer) == ("communication_slow", "hardware_link")
+    assert live.finding.suspects == ((Suspect(link=(4, 5)),),)
+    assert step <= 40
+
+
+def test_a_slow_source_is_a_side():
+    live = only(run(Disturbance("throttle-source", begin=30, rank=4))[1])[1]
+    assert live.finding.suspects == ((Suspect(source=4),),)
+
+
+def test_a_slow_node_among_four():
+    layout = Layout(tp=2, pp=2, dp=4, ranks_per_node=4)
+    live = only(run(Disturbance("throttle-node", begin=30, node="n2"), layout=layout)[1])[1]
+    assert live.finding.suspects == ((Suspect(node="n2"),),)
+
+
+def test_in_a_single_ring_side_and_link_cannot_be_told_apart():
+    layout = Layout(tp=1, pp=1, dp=8)
+    live = only(run(Disturbance("throttle-link", begin=30, rank=3, peer=4), layout=layout)[1])[1]
+    assert live.finding.suspects[0][0] == Suspect(link=(3, 4))
+
+
+def test_two_faults_are_two_findings():
+    _, said = run(Disturbance("slow-compute", begin=30, rank=1), Disturbance("throttle-link", begin=30, rank=6, peer=7))
+    assert {one.finding.kind for _, one in alarms(said)} == {"compute_slow", "communication_slow"}
+    _, said = run(Disturbance("slow-compute", begin=30, rank=1), Disturbance("slow-compute", begin=30, rank=6))
+    assert {one.finding.suspects for _, one in alarms(said)} == {((Suspect(rank=1),),), ((Suspect(rank=6),),)}
+
+
+@pytest.mark.parametrize(
+    "kind", ["sequence-lengths", "heavy-last-stage", "garbage-collection", "rotating", "saving", "recompiling", "none"]
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_no_fault_names_nobody(kind, seed):
+    _, said = run(Disturbance(kind, begin=20, seconds=30.0, factor=1.5), steps=300, seed=seed)
+    assert alarms(said) == []
+    assert all(one.finding.suspects == () for _, one in said)
+
+
+@pytest.mark.parametrize("dwell", [2, 3, 5])
+def test_a_straggler_that_moves_on_names_nobody(dwell):
+    _, said = run(Disturbance("rotating", factor=1.5, dwell=dwell), steps=300)
+    assert alarms(said) == []
+
+
+def test_a_heavy_stage_from_the_start_is_imbalance():
+    _, said = run(Disturbance("heavy-last-stage", factor=1.6), steps=100)
+    assert alarms(said) == []
+    assert {one.finding.kind for _, one in said} == {"imbalance"}
+
+
+def test_a_data_stall_on_all_names_no_rank():
+    _, said = run(Disturbance("data-stall", begin=40, end=50, factor=3.0), steps=80)
+    assert alarms(said) == []
+    assert ("imbalance", "storage", ()) in {
+        (one.finding.kind, one.finding.layer, one.finding.suspects) for _, one in said
+    }
+
+
+def test_a_baseline_knows_its_environment():
+    state, _ = run(steps=60)
+    baseline = baseline_of(state)
+    assert baseline.fingerprint.world == 8
+    assert baseline.fingerprint.layout == (("collectives", 8, 2), ("messages", 4, 2))
+    assert baseline.own_us[0] == pytest.approx(120_000, rel=0.05)
