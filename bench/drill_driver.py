@@ -69,10 +69,11 @@ class Job:
         folder.mkdir(parents=True, exist_ok=True)
         self.directory = folder / "run"
         self.modes = folder / "modes"
+        self._steps = folder / "steps"
         self.output = folder / "console.txt"
         self.journal = Journal(self.directory / "journal.jsonl")
         self.world = world
-        job = [str(JOB), "--plan", plan, "--log", str(self.modes), *script]
+        job = [str(JOB), "--plan", plan, "--log", str(self.modes), "--step-log", str(self._steps), *script]
         self._agents: list[subprocess.Popen[bytes]] = []
         if nodes == 1:
             self._process = self._start(
@@ -133,6 +134,12 @@ class Job:
     def step(self) -> int:
         """The newest step that the journal knows of; one is written every second."""
         return max((record["step"] for record in self.journal.of("StepProgress")), default=-1)
+
+    def begins(self) -> list[float]:
+        """When rank 0 began every step so far; wall clock."""
+        if not self._steps.exists():
+            return []
+        return [float(line.split()[1]) for line in self._steps.read_text().split("\n")[:-1]]
 
     def drill(self, request: DrillRequest) -> None:
         """Ask for a drill, again while the rank has no holder."""

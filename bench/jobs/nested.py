@@ -226,7 +226,8 @@ def options() -> argparse.Namespace:
     parser.add_argument("--weights", type=int, default=4096, help="floats of gradient")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--real", action="store_true", help="multiply matrices instead of waiting")
-    parser.add_argument("--log", type=Path)
+    parser.add_argument("--log", type=Path, help="rank 0 writes the stretches here")
+    parser.add_argument("--step-log", type=Path, help="rank 0 writes number and time of every step it begins here")
     return parser.parse_args()
 
 
@@ -241,11 +242,14 @@ def main() -> None:
         model = torch.nn.ParameterList([trainer.weight])
         job.track(model=model, optimizer=optimizer, role=f"stage{place.stage}tensor{place.tensor}")
         batches = job.data(loader)
+        steps = args.step_log.open("a", buffering=1) if args.step_log and place.rank == 0 else None
         for step in job.steps(total=args.plan.total):
             mode, number = args.plan.at(step.number)
             if args.log and place.rank == 0 and number == 0:
                 with args.log.open("a") as file:
                     file.write(json.dumps({"mode": mode, "step": step.number, "wall": time.time()}) + "\n")
+            if steps is not None:
+                steps.write(f"{step.number} {time.time():.6f}\n")
             with step:
                 loader.delay_s = trainer.uneven.data_s(mode, number)
                 next(batches)

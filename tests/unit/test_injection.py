@@ -74,6 +74,22 @@ def test_a_pace_waits_in_proportion_to_what_was_computed():
     assert pace.step_s == pytest.approx(6.0)
 
 
+def test_what_was_computed_before_a_batch_is_waited_for_outside_the_loader():
+    clock = Hand()
+    pace = Pace(clock.monotonic_s, sleep=clock.sleep)
+    pace.factor = 3.0
+    clock.now += 1.0
+    pace.defer()
+    assert clock.now == 101.0
+    clock.now += 7.0  # the loader
+    pace.resume()
+    clock.now += 1.0
+    pace.pause()
+    assert clock.now == pytest.approx(101.0 + 7.0 + 1.0 + 2 * (1.0 + 1.0))
+    pace.begin_step()
+    assert pace.step_s == pytest.approx(2.0)
+
+
 def test_nothing_is_measured_before_the_first_drill():
     rank = Rank()
     for step in range(5):

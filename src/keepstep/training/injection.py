@@ -129,13 +129,17 @@ class Injector:
 
     def take(self, iterator: Iterator[Any]) -> Any:
         """`next(iterator)`, behind the faults of the loader."""
-        if self.pace is None:
+        pace = self.pace
+        if pace is None:
             return next(iterator)
-        with self.waiting():
+        pace.defer()
+        try:
             for one in tuple(self._active):
                 if isinstance(one.fault, SlowData | StopData) and one.note is not None:
                     one.fault.hold()
             return next(iterator)
+        finally:
+            pace.resume()
 
     def altered(self, calls: Sequence[Call], *, rank: int) -> Sequence[Call]:
         """What a process group submits in place of `calls`; `rank` is the group rank."""

@@ -26,6 +26,7 @@ class Pace:
         self._sleep = sleep
         self._since = now()
         self._computed_s = 0.0
+        self._owed_s = 0.0
 
     def begin_step(self) -> None:
         """A step begins: what was computed before belongs to the last one."""
@@ -34,12 +35,19 @@ class Pace:
         self.resume()
 
     def pause(self) -> None:
-        """Computing stops here, for a collective or a batch: wait for what the drill adds."""
+        """Computing stops here for a collective: wait for what the drill adds."""
+        self.defer()
+        owed_s, self._owed_s = self._owed_s, 0.0
+        if self.factor > 1.0:
+            self._sleep(owed_s * (self.factor - 1.0))
+        self.resume()
+
+    def defer(self) -> None:
+        """Computing stops here for a batch; what the drill adds is waited for at the next collective."""
         computed_s = max(self._now() - self._since, 0.0)
         self._computed_s += computed_s
-        if self.factor > 1.0:
-            self._sleep(computed_s * (self.factor - 1.0))
-        self.resume()
+        self._owed_s += computed_s
+        self._since = self._now()
 
     def resume(self) -> None:
         """Computing goes on here."""
