@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from keepstep.diagnosis.hang_words import listed
@@ -11,9 +13,10 @@ from keepstep.diagnosis.log_progress import HangReport, hang_report
 from keepstep.diagnosis.stack_places import main_threads
 from keepstep.diagnosis.stack_verdict import stack_layer
 from keepstep.diagnosis.wavefront import diagnose_hang
+from keepstep.records.evidence import LogEvent, StackSample
 from keepstep.records.finding import Finding, Suspect
 
-__all__ = ["hang_findings", "startup_findings"]
+__all__ = ["explained_by_logs", "hang_findings", "startup_findings"]
 
 _STACKS = "stacks of the ranks that did not come (py-spy dump --pid), Flight Recorder dumps (TORCH_FR_BUFFER_SIZE=2000)"
 
@@ -31,6 +34,15 @@ def hang_findings(case: LogCase) -> list[Finding]:
         if not any(finding.kind != "undetermined" for finding in found):
             found = _without_numbers(case, report) or found
     return _merged([_explained(case, finding, report) for finding in found])
+
+
+def explained_by_logs(
+    findings: Iterable[Finding], events: Iterable[LogEvent], stacks: Iterable[StackSample]
+) -> list[Finding]:
+    """Findings of dumps about ranks that did not come, with what logs and stacks of these ranks say they did."""
+    case = LogCase(events, stacks)
+    report = hang_report(case)
+    return [_explained(case, finding, report) for finding in findings]
 
 
 def _compares(report: HangReport) -> bool:
@@ -209,8 +221,8 @@ def _went_elsewhere(finding: Finding, ranks: list[int], quotes: list[str], *, id
         confidence=0.8,
         evidence=(
             *finding.evidence,
-            f"meanwhile {listed(ranks)} was alive{alive}, in a collective of another backend: the number of collectives "
-            "depends on the rank",
+            f"meanwhile {listed(ranks)} was alive{alive}, in a collective of another backend: the number of "
+            "collectives depends on the rank",
             *quotes[:3],
             "ranks that ended by the watchdog's own abort, and the other ends of closed connections, are victims",
         ),

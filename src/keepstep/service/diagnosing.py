@@ -1,0 +1,210 @@
+"""`keepstep diagnose`: finds the inputs, asks the readers, runs the diagnosis, and puts the answers together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import msgspec
+
+from keepstep.diagnosis.dumps import diagnose_dumps
+from keepstep.diagnosis.log_hang import explained_by_logs
+from keepstep.diagnosis.logs import diagnose_logs
+from keepstep.errors import KeepstepError, RecordError
+from keepstep.intake.dumps import DUMP_READERS
+from keepstep.intake.health_text import READER as HEALTH_READER
+from keepstep.intake.log_text import READER as LOG_READER
+from keepstep.intake.reading import Reader, head_of
+from keepstep.records.evidence import LogEvent, StackSample, Unread
+from keepstep.records.finding import Finding
+from keepstep.service.diagnosis_inputs import find_inputs
+from keepstep.service.run_evidence import RING_READER, findings_of_run
+
+__all__ = ["READERS", "Diagnosis", "as_json", "diagnose_paths"]
+
+READERS: tuple[Reader, ...] = (RING_READER, *DUMP_READERS, HEALTH_READER, LOG_READER)
+"""In the order in which they are asked; log text last, because nearly everything readable is text."""
+
+_MOST_EVENTS = 1_000_000
+_TELL_BYTES = 64 << 20
+_TELL_FILES = 500
+
+Tell = Callable[[str], None]
+
+
+class Diagnosis(msgspec.Struct, frozen=True):
+    """The answer: findings, the surest first; what was read, with its format; and what could not be read."""
+
+    findings: tuple[Finding, ...]
+    read: tuple[tuple[str, str], ...]
+    unread: tuple[Unread, ...]
+
+    @property
+    def exit_code(self) -> int:
+        """0 if nothing is wrong, 1 if there are findings (`undetermined` is one)."""
+        return 0 if all(finding.kind == "healthy" for finding in self.findings) else 1
+
+
+def diagnose_paths(paths: list[Path], *, tell: Tell = lambda _: None) -> Diagnosis:
+    """Diagnose everything below `paths` as one job. `tell` is told about long work.
+
+    Raises UsageError if a path does not exist or there is nothing to read, RecordError if nothing could be read.
+    """
+    inputs = find_inputs(paths)
+    gathered = _Gathered(list(inputs.unread))
+    for number, path in enumerate(inputs.files):
+        if number and number % _TELL_FILES == 0:
+            tell(f"{number} of {len(inputs.files)} files read")
+        gathered.read_file(path, tell)
+    run_findings: list[Finding] = []
+    for directory in inputs.runs:
+        found, unread = findings_of_run(directory)
+        run_findings += found
+        gathered.unread += unread
+        if not unread:
+            gathered.read.append((str(directory), "keepstep run directory"))
+    if not gathered.read:
+        raise RecordError(
+            f"nothing could be read: {gathered.unread[0].why}" if gathered.unread else "nothing could be read",
+            where=gathered.unread[0].path if gathered.unread else str(paths[0]),
+            remedy="give logs, stacks, Flight Recorder dumps, RAS output or tables of step times",
+        )
+    findings = _together(run_findings, gathered)
+    return Diagnosis(tuple(findings), tuple(gathered.read), tuple(gathered.unread))
+
+
+class _Gathered:
+    """Evidence of all files, bounded."""
+
+    def __init__(self, unread: list[Unread]) -> None:
+        self.events: list[LogEvent] = []
+        self.stacks: list[StackSample] = []
+        self.others: list[object] = []
+        self.read: list[tuple[str, str]] = []
+        self.unread = unread
+        self._full = False
+
+    def read_file(self, path: Path, tell: Tell) -> None:
+        """Ask the readers in turn; the first that recognises the file and can read it counts."""
+        try:
+            if path.stat().st_size > _TELL_BYTES:
+                tell(f"reading {path} ({path.stat().st_size >> 20} MiB)")
+            head = head_of(path)
+        except (OSError, EOFError) as error:
+            self.unread.append(Unread(path=str(path), why=_reason(error)))
+            return
+        refusals: list[str] = []
+        for reader in READERS:
+            if not reader.recognises(path, head):
+                continue
+            before = len(self.others), len(self.events), len(self.stacks)
+            try:
+                self._take(reader, path)
+            except (KeepstepError, OSError, EOFError) as error:
+                refusals.append(f"{reader.name}: {_reason(error)}")
+                del self.others[before[0] :], self.events[before[1] :], self.stacks[before[2] :]
+                if reader is not LOG_READER and _is_text(head):
+                    continue
+                break
+            self.read.append((str(path), reader.name))
+            return
+        self.unread.append(Unread(path=str(path), why="; ".join(refusals) or "no format that is known here"))
+
+    def _take(self, reader: Reader, path: Path) -> None:
+        for item in reader.read(path):
+            if isinstance(item, Unread):
+                self.unread.append(item)
+            elif isinstance(item, StackSample):
+                self.stacks.append(item)
+            elif not isinstance(item, LogEvent):
+                self.others.append(item)
+            elif len(self.events) < _MOST_EVENTS:
+                self.events.append(item)
+            elif not self._full:
+                self._full = True
+                self.unread.append(Unread(path=str(path), why=f"only {_MOST_EVENTS} events are kept"))
+
+
+def _is_text(head: bytes) -> bool:
+    return LOG_READER.recognises(Path("text"), head)
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, KeepstepError):
+        return error.what
+    return getattr(error, "strerror", None) or "the file is damaged"
+
+
+def _together(run_findings: list[Finding], gathered: _Gathered) -> list[Finding]:
+    """Findings of all sources: those that say nothing step back where another source says something."""
+    dumps = diagnose_dumps(gathered.others)  # type: ignore[arg-type]
+    logs = diagnose_logs(gathered.events, gathered.stacks)
+    explained = explained_by_logs(dumps, gathered.events, gathered.stacks)
+    everything = _without_doubles([*run_findings, *explained, *logs])
+    strong = [finding for finding in everything if _decides(finding)]
+    kept = strong or _one_answer(everything)
+    return sorted(kept, key=lambda finding: -finding.confidence)
+
+
+def _decides(finding: Finding) -> bool:
+    """Whether a finding names something."""
+    return finding.kind not in ("healthy", "undetermined")
+
+
+def _one_answer(findings: list[Finding]) -> list[Finding]:
+    """Nothing is named: healthy by the surest source, unless a source has evidence of trouble without its cause."""
+    unclear = [finding for finding in findings if finding.kind == "undetermined" and finding.confidence > 0]
+    fine = [finding for finding in findings if finding.kind == "healthy"]
+    if unclear:
+        return unclear
+    if fine:
+        return [max(fine, key=lambda finding: finding.confidence)]
+    return findings[:1] or [
+        Finding(
+            kind="undetermined",
+            confidence=0.0,
+            evidence=("what was read holds nothing that a diagnosis could use",),
+            next_probe="logs of all ranks, stacks, Flight Recorder dumps",
+        )
+    ]
+
+
+def _without_doubles(findings: Iterable[Finding]) -> list[Finding]:
+    """One of findings that blame the same for the same; the surer one, with the other's evidence added."""
+    kept: list[Finding] = []
+    for finding in findings:
+        same = next((item for item in kept if _same(item, finding)), None)
+        if same is None:
+            kept.append(finding)
+            continue
+        better, other = (same, finding) if same.confidence >= finding.confidence else (finding, same)
+        layer = better.layer if better.layer != "undetermined" else other.layer
+        kept[kept.index(same)] = msgspec.structs.replace(
+            better, layer=layer, evidence=tuple(dict.fromkeys((*better.evidence, *other.evidence)))
+        )
+    return kept
+
+
+def _same(first: Finding, second: Finding) -> bool:
+    layers = {first.layer, second.layer} - {"undetermined"}
+    return first.kind == second.kind and first.suspects == second.suspects and bool(first.suspects) and len(layers) < 2
+
+
+def as_json(diagnosis: Diagnosis) -> str:
+    """`{"findings": [...], "unread": [...]}` with every field of a finding that a reader needs, also if it is empty."""
+    findings = [
+        {
+            "kind": finding.kind,
+            "layer": finding.layer,
+            "suspects": [[msgspec.to_builtins(suspect) for suspect in group] for group in finding.suspects],
+            "victims": list(finding.victims),
+            "confidence": round(finding.confidence, 3),
+            "evidence": list(finding.evidence),
+            "next_probe": finding.next_probe,
+            "cost": finding.cost,
+            **({"job": finding.job} if finding.job else {}),
+        }
+        for finding in diagnosis.findings
+    ]
+    unread = [{"path": item.path, "why": item.why} for item in diagnosis.unread]
+    return msgspec.json.format(msgspec.json.encode({"findings": findings, "unread": unread}), indent=2).decode()

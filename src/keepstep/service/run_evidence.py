@@ -1,0 +1,123 @@
+"""What a run directory of keepstep tells a diagnosis: findings and incidents of its journal, and its rings."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from keepstep.errors import KeepstepError
+from keepstep.records.events import Event
+from keepstep.records.evidence import Evidence, GroupProgress, Position, Unread
+from keepstep.records.finding import Finding, Suspect
+from keepstep.records.incident import PHASES, Incident
+from keepstep.records.lifecycle import JobEnded, JobStarted, StepProgress
+from keepstep.records.ring import decode_ring
+from keepstep.service.run_directory import is_running
+from keepstep.store.journal import read_journal
+
+__all__ = ["RING_READER", "RingReader", "findings_of_run"]
+
+_LARGEST_RING = 1 << 30
+_NEWEST = 4096
+
+
+def findings_of_run(directory: Path) -> tuple[list[Finding], list[Unread]]:
+    """The findings that the run itself wrote, one for each loss it repaired, and what of it could not be read.
+
+    A run without any is `healthy` if it ended well or still goes on.
+    """
+    try:
+        events, _ = read_journal(directory)
+    except KeepstepError as error:
+        return [], [Unread(path=str(directory), why=error.what)]
+    found = [*_written(events), *(_of_incident(event) for event in events if isinstance(event, Incident))]
+    return (found or [_quiet(events, running=is_running(directory))]), []
+
+
+def _written(events: Iterable[Event]) -> list[Finding]:
+    """Findings of the journal, each in its last state."""
+    latest: dict[object, Finding] = {}
+    for index, event in enumerate(events):
+        if isinstance(event, Finding):
+            latest[event.number or ("unnumbered", index)] = event
+    return list(latest.values())
+
+
+def _of_incident(incident: Incident) -> Finding:
+    """A loss that the run repaired, with the time it took."""
+    reached = [phase for phase in PHASES if getattr(incident, phase) is not None]
+    last = reached[-1] if reached else "onset"
+    after = getattr(incident, last) or 0.0
+    evidence = [f"incident {incident.number}: repaired up to `{last}`, {after:.3f} s after the onset"]
+    if incident.injected is not None:
+        evidence.append("a drill injected this fault on purpose")
+    if incident.note:
+        evidence.append(incident.note)
+    suspect = Suspect(rank=incident.rank, node=incident.node)
+    return Finding(
+        kind=incident.kind,
+        job=incident.job,
+        suspects=((suspect,),) if incident.rank is not None or incident.node else (),
+        evidence=tuple(evidence),
+        rank=incident.rank,
+        node=incident.node,
+        next_probe="the log of this member in the run directory, and dmesg of its node",
+    )
+
+
+def _quiet(events: Iterable[Event], *, running: bool) -> Finding:
+    started = ended = steps = None
+    for event in events:
+        if isinstance(event, JobStarted):
+            started = event
+        elif isinstance(event, JobEnded):
+            ended = event
+        elif isinstance(event, StepProgress):
+            steps = event
+    job = started.job if started else ""
+    if ended is not None and ended.exit_code == 0:
+        return Finding(kind="healthy", job=job, confidence=0.95, evidence=("the run ended well, without an incident",))
+    if running and steps is not None:
+        return Finding(kind="healthy", job=job, confidence=0.8, evidence=("the run goes on, without an incident",))
+    why = "the journal has no end: the run was cut off"
+    if ended is not None:
+        why = f"the run ended with {ended.exit_code}: {ended.why}"
+    return Finding(
+        kind="undetermined",
+        job=job,
+        confidence=0.1,
+        evidence=(why,),
+        next_probe="the members' logs in the run directory",
+    )
+
+
+class RingReader:
+    """Recorder rings as keepstep keeps them under incidents/."""
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        return "keepstep ring"
+
+    def recognises(self, path: Path, head: bytes) -> bool:
+        """By the name; the decoder checks the content."""
+        return path.suffix == ".ring"
+
+    def read(self, path: Path) -> Iterator[Evidence]:
+        """How far the member was in each of its groups. A file that is no ring raises RecordError."""
+        with path.open("rb") as file:
+            content = file.read(_LARGEST_RING + 1)
+        ring = decode_ring(content[:_LARGEST_RING], newest=_NEWEST)
+        header = ring.header
+        by_name: dict[str, list[Position]] = defaultdict(list)
+        for group in header.groups:
+            if group.generation == header.generation and group.lane == 0:
+                by_name[group.name].append(
+                    Position(rank=header.rank, queued=group.queued, started=group.started, finished=group.finished)
+                )
+        for name, positions in by_name.items():
+            yield GroupProgress(group=name, ranks=(), positions=tuple(positions[:1]), path=str(path))
+
+
+RING_READER = RingReader()
