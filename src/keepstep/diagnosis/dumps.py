@@ -102,7 +102,9 @@ def _fine(groups: Sequence[GroupProgress], reporters: Sequence[Reporter]) -> Fin
         kind="healthy",
         confidence=0.8,
         evidence=(
-            f"{len(heard)} ranks in {len(groups)} groups: nobody waits for anybody" if heard else "nobody is missing",
+            f"{len(heard)} ranks in {len({group.group for group in groups})} groups: nobody waits for anybody"
+            if heard
+            else "nobody is missing",
             *details[:4],
         ),
     )

@@ -11,6 +11,10 @@ from keepstep.records.evidence import CollectiveRecord, GroupProgress, Position,
 
 __all__ = ["merged", "progress_of"]
 
+_WORLD = "default_pg"
+"""What torch calls the group of all ranks."""
+_MOST_RANKS = 1 << 20
+
 _WRAP = 1 << 31
 """Two counters of one group further apart than this: the smaller one has wrapped at 32 bits."""
 
@@ -97,15 +101,18 @@ def _position(rank: int, records: list[CollectiveRecord]) -> Position:
 
 
 def _joined(same: list[GroupProgress]) -> GroupProgress:
-    if len(same) == 1 and len({position.rank for position in same[0].positions}) == len(same[0].positions):
-        return msgspec.structs.replace(same[0], positions=_unwrapped(same[0].positions))
     positions: dict[int, Position] = {}
     for group in same:
         for position in group.positions:
             known = positions.get(position.rank)
             positions[position.rank] = position if known is None else _further(known, position)
     description = next((group.description for group in same if group.description), "")
-    return msgspec.structs.replace(same[0], positions=_unwrapped(tuple(positions.values())), description=description)
+    ranks = next((group.ranks for group in same if group.ranks), tuple(sorted(positions)))
+    if not any(group.ranks for group in same) and description == _WORLD and ranks:
+        ranks = tuple(range(min(ranks[-1], _MOST_RANKS) + 1))
+    return msgspec.structs.replace(
+        same[0], ranks=ranks, positions=_unwrapped(tuple(positions.values())), description=description
+    )
 
 
 def _further(one: Position, other: Position) -> Position:

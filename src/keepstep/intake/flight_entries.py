@@ -54,7 +54,7 @@ class Entry:
 def memberships_of(dump: dict[str, Any]) -> dict[str, Membership]:
     """Groups by name, from `pg_config`, `pg_status` and the entries."""
     config, status = _dictionary(dump.get("pg_config")), _dictionary(dump.get("pg_status"))
-    names = {key: _dictionary(value) for key, value in config.items()}
+    names = {key: _dictionary(value) for key, value in config.items() if key}
     name_of = _names_of_ids(dump, list(names), list(status))
     counts = {name_of[key]: _dictionary(value) for key, value in status.items() if key in name_of}
     found = {}
@@ -107,11 +107,7 @@ def _entry(entry: dict[Any, Any], memberships: dict[str, Membership]) -> Entry |
     state = _text(entry.get("state", ""))
     queued = _seconds(entry.get("time_created_ns"), 1e9) or _seconds(entry.get("time_created_us"), 1e6)
     timeout = _seconds(entry.get("timeout_ms"), 1e3)
-    finished = (
-        state == "completed"
-        or entry.get("time_discovered_completed_ns") is not None
-        or bool(entry.get("retired") and state != "scheduled")
-    )
+    backend = _text(entry.get("profiling_name", "")).split(":", 1)[0]
     pair = _pair(ends, membership.ranks)
     return Entry(
         group=group,
@@ -122,12 +118,22 @@ def _entry(entry: dict[Any, Any], memberships: dict[str, Membership]) -> Entry |
         point_to_point=point_to_point,
         ends=pair,
         own_end=None if pair is None or ends is None else pair[0] if ends[1] == "send" else pair[1],
-        finished=finished,
-        started=state == "started" or entry.get("time_discovered_started_ns") is not None,
+        finished=_is_finished(entry, state, backend),
+        started=state == "started" or bool(entry.get("time_discovered_started_ns")),
         queued=queued,
         timeout_s=timeout,
         stack=_stack(entry.get("frames")),
     )
+
+
+def _is_finished(entry: dict[Any, Any], state: str, backend: str) -> bool:
+    """Whether the operation is over. NCCL sets the state; Gloo only takes the entry back when it is done (`retired`).
+
+    With NCCL `retired` alone may mean that the operation failed. JSON writes 0 for a time that is not known.
+    """
+    if state == "completed" or entry.get("time_discovered_completed_ns"):
+        return True
+    return bool(entry.get("retired")) and "nccl" not in backend
 
 
 def _group(entry: dict[Any, Any]) -> tuple[str, str]:
