@@ -23,7 +23,7 @@ def merged(groups: Iterable[GroupProgress]) -> tuple[GroupProgress, ...]:
     """One GroupProgress for each group (same name, same members, same kinds), in order of first appearance.
 
     If a rank appears more than once, its furthest numbers are kept and its signatures joined. Counters that wrapped
-    at 32 bits are put behind the others.
+    at 32 bits are put behind the others. Where no report names the members, `ranks` stays empty, except for the world.
     """
     named: dict[tuple[str, str], list[GroupProgress]] = defaultdict(list)
     for group in groups:
@@ -107,9 +107,9 @@ def _joined(same: list[GroupProgress]) -> GroupProgress:
             known = positions.get(position.rank)
             positions[position.rank] = position if known is None else _further(known, position)
     description = next((group.description for group in same if group.description), "")
-    ranks = next((group.ranks for group in same if group.ranks), tuple(sorted(positions)))
-    if not any(group.ranks for group in same) and description == _WORLD and ranks:
-        ranks = tuple(range(min(ranks[-1], _MOST_RANKS) + 1))
+    ranks = next((group.ranks for group in same if group.ranks), ())
+    if not ranks and description == _WORLD and positions:
+        ranks = tuple(range(min(max(positions), _MOST_RANKS) + 1))
     return msgspec.structs.replace(
         same[0], ranks=ranks, positions=_unwrapped(tuple(positions.values())), description=description
     )

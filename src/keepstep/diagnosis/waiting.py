@@ -198,7 +198,7 @@ def _mark_stuck(graph: WaitGraph, index: int, blocker: Blocker) -> None:
         return
     if len(blocker.waiters) + len(blocker.elsewhere) > max(1, len(blocker.passed)):
         return
-    if _is_rooted(blocker) and len(blocker.passed) < len(blocker.group.ranks) - 1:
+    if _is_rooted(blocker) and len(blocker.passed) < len(blocker.group.positions) - 1:
         return
     for rank in blocker.waiters:
         graph.stuck[rank] = index

@@ -141,16 +141,18 @@ def _end_at_operation(graph: WaitGraph, index: int, notes: dict[int, Reporter]) 
     if blocker.transfer is not None:
         pair = (blocker.transfer.source, blocker.transfer.destination)
         suspects = (Suspect(source=pair[0]), Suspect(destination=pair[1]), Suspect(link=pair))
+    unsure = blocker.group is not None and not blocker.group.ranks
     return Finding(
         kind="communication_hang",
         layer="undetermined",
         group=None if blocker.group is None else blocker.group.group,
         suspects=(suspects,),
         victims=tuple(rank for rank in victims if rank not in involved),
-        confidence=0.6,
+        confidence=0.4 if unsure else 0.6,
         evidence=(
-            f"{title(blocker)}: all members have queued it, {len(blocker.waiters)} wait in it, "
+            f"{title(blocker)}: all {'known ' if unsure else ''}members have queued it, {len(blocker.waiters)} wait in it, "
             + (f"only {listed(blocker.passed)} finished it" if blocker.passed else "none has finished it"),
+            *(("the data do not name its members: one without a report may be missing",) if unsure else ()),
             "no rank is behind another one: sequence numbers cannot tell its members and their links apart",
         ),
         next_probe="network and device counters of these ranks, or a transfer between each pair of them",
@@ -204,7 +206,7 @@ def _ahead_of_all(graph: WaitGraph, origins: list[int]) -> Finding | None:
     if len(waiters) != 1 or len(origins) < 2 or len(graph.blockers) != 1 or graph.stuck:
         return None
     blocker, (rank,) = graph.blockers[0], waiters
-    if blocker.group is None or len(blocker.missing) != len(blocker.group.ranks) - 1:
+    if blocker.group is None or len(blocker.missing) != len(blocker.group.positions) - 1:
         return None
     reached = {position.queued for position in blocker.group.positions if position.rank != rank}
     if reached != {blocker.sequence - 1}:

@@ -56,16 +56,17 @@ def memberships_of(dump: dict[str, Any]) -> dict[str, Membership]:
     config, status = _dictionary(dump.get("pg_config")), _dictionary(dump.get("pg_status"))
     names = {key: _dictionary(value) for key, value in config.items() if key}
     name_of = _names_of_ids(dump, list(names), list(status))
+    purposes = dict(_group(entry) for entry in _dictionaries(dump.get("entries")))
     counts = {name_of[key]: _dictionary(value) for key, value in status.items() if key in name_of}
     found = {}
-    for name in dict.fromkeys([*names, *name_of.values()]):
+    for name in dict.fromkeys([*names, *name_of.values(), *purposes]):
         count = counts.get(name, {})
         queued = _whole(count.get("last_enqueued_collective"))
         finished = _whole(count.get("last_completed_collective"))
         known = queued is not None and queued >= 0
         found[name] = Membership(
             ranks=_ranks(names.get(name, {}).get("ranks")),
-            description=_text(names.get(name, {}).get("desc", "")),
+            description=_text(names.get(name, {}).get("desc", "")) or purposes.get(name, ""),
             queued=queued if known else None,
             finished=(finished if finished is not None else -1) if known else None,
         )
@@ -74,19 +75,15 @@ def memberships_of(dump: dict[str, Any]) -> dict[str, Membership]:
 
 def entries_of(dump: dict[str, Any], memberships: dict[str, Membership]) -> list[Entry]:
     """All entries that are whole, in the order of the dump."""
-    entries = dump.get("entries")
-    if not isinstance(entries, list | tuple):
-        return []
-    found = (_entry(entry, memberships) for entry in entries[:_MOST_ENTRIES] if isinstance(entry, dict))
+    found = (_entry(entry, memberships) for entry in _dictionaries(dump.get("entries")))
     return [entry for entry in found if entry is not None]
 
 
 def _names_of_ids(dump: dict[str, Any], names: list[str], ids: list[str]) -> dict[str, str]:
     """Which group each `pg_id` is: from the entries; else by the order in which both count up, if that agrees."""
-    entries = dump.get("entries")
     known: dict[str, str] = {}
-    for entry in entries[:_MOST_ENTRIES] if isinstance(entries, list | tuple) else ():
-        if isinstance(entry, dict) and "pg_id" in entry:
+    for entry in _dictionaries(dump.get("entries")):
+        if "pg_id" in entry:
             known[_text(entry["pg_id"])] = _group(entry)[0]
     if len(names) == len(ids) and all(item.isdigit() for item in (*names, *ids)):
         by_order = dict(zip(sorted(ids, key=int), sorted(names, key=int), strict=True))
@@ -207,6 +204,11 @@ def _ranks(value: Any) -> tuple[int, ...]:
     if not isinstance(value, list | tuple):
         return ()
     return tuple(sorted({rank for rank in value if isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0}))
+
+
+def _dictionaries(value: Any) -> list[dict[Any, Any]]:
+    """The dictionaries in a list; nothing if it is none."""
+    return [item for item in value[:_MOST_ENTRIES] if isinstance(item, dict)] if isinstance(value, list | tuple) else []
 
 
 def _dictionary(value: Any) -> dict[str, Any]:
