@@ -27,6 +27,7 @@ class Checkup:
         self._rank = rank
         self._say = say
         self._now = now
+        self._cost_s = float("inf")
         self._last: tuple[int, float] | None = None
 
     def kept(self, version: int, tracked: TrackedState) -> None:
@@ -36,9 +37,9 @@ class Checkup:
         began = self._now()
         fact = StateDigest(self._rank, version, tracked.parameter_digest(), tracked.replica_key())
         self._say(fact)
-        ended = self._now()
+        self._cost_s = min(self._cost_s, self._now() - began)  # the least: whatever came in between is no cost of ours
         if self._last is not None and version > self._last[0]:
             step_s = (began - self._last[1]) / (version - self._last[0])
-            while self.every < _MOST_EVERY and ended - began > _SHARE * self.every * step_s:
+            while self.every < _MOST_EVERY and self._cost_s > _SHARE * self.every * step_s:
                 self.every *= 2
-        self._last = version, ended
+        self._last = version, began
