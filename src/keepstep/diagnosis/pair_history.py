@@ -9,7 +9,7 @@ import numpy as np
 
 from keepstep.diagnosis.windows import Numbers, expanded
 from keepstep.records.summary import MemberSummary
-from keepstep.records.summary_rows import GROUP_ROW, PEER_ROW, unpacked
+from keepstep.records.summary_rows import PEER_ROW, unpacked
 
 __all__ = ["PAIR_COLUMNS", "PairHistory"]
 
@@ -67,7 +67,7 @@ class PairHistory:
         ranks = np.array([window.rank for window in windows], np.uint64)
         keys, cell = np.unique(ranks[of_row] << _SHIFT | rows["peer"].astype(np.uint64), return_inverse=True)
         at = self._cells(keys)[cell]
-        self.messages[at] |= _message_rows(windows, rows, of_row)
+        self.messages[at] |= rows["lane"] == 1
         sums = {
             name: np.bincount(cell, sum(rows[field].astype(np.float64) for field in fields), len(keys))
             for name, fields in _FIELDS
@@ -113,13 +113,3 @@ class PairHistory:
     def forget(self) -> None:
         """A new membership: what was told before does not line up with what comes."""
         self.stamp[:] = -1
-
-
-def _message_rows(windows: Sequence[MemberSummary], rows: Numbers, of_row: Numbers) -> Numbers:
-    """Which rows belong to the lane of point-to-point messages."""
-    groups = unpacked([window.groups for window in windows], GROUP_ROW)
-    counts = np.array([len(window.groups) // GROUP_ROW.itemsize for window in windows])
-    starts = np.cumsum(counts) - counts
-    at = starts[of_row] + rows["group"]
-    lanes: Numbers = groups["lane"][np.minimum(at, len(groups) - 1)] == 1
-    return lanes & (rows["group"] < counts[of_row])

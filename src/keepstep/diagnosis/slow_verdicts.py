@@ -15,6 +15,7 @@ from keepstep.records.finding import Finding, Layer, Suspect
 __all__ = ["data_verdicts", "slow_verdicts"]
 
 _EXPLAINS = 0.5
+_ACCELERATORS = ("nvidia", "gpu", "cuda", "amd instinct", "rocm", "tpu", "gaudi", "ascend")
 _DATA_SHARE = 0.03
 _STALL_SHARE = 0.3
 _SCATTER = 5.0
@@ -98,7 +99,8 @@ def _node(watch: Watch, rank: int) -> str:
 
 def _has_accelerator(watch: Watch, rank: int) -> bool:
     profile = watch.profiles.get(rank)
-    return bool(profile and profile.hardware and "cpu" not in profile.hardware.lower())
+    words = profile.hardware.lower() if profile else ""
+    return any(word in words for word in _ACCELERATORS)
 
 
 def _extra(watch: Watch, metric: str, step: int) -> Numbers:

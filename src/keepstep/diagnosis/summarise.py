@@ -9,9 +9,9 @@ import msgspec
 import numpy as np
 
 from keepstep.diagnosis.summarise_progress import progress_of_slots
-from keepstep.diagnosis.summarise_slots import Ring, Slots, read_slots
+from keepstep.diagnosis.summarise_slots import Ring, Slots, Table, read_slots
 from keepstep.diagnosis.summarise_steps import Steps, cut_steps, step_rows
-from keepstep.diagnosis.summarise_waits import group_rows, peer_rows
+from keepstep.diagnosis.summarise_waits import group_rows, merged_rows, peer_rows
 from keepstep.records.ring import RingHeader, read_header
 from keepstep.records.summary import (
     BYTES_PER_S,
@@ -28,6 +28,9 @@ __all__ = ["Drained", "Summariser"]
 _PROGRESS_S = 0.45
 """A member of which no step ended for so long gets its progress told."""
 
+_GROUPS_S = 0.95
+"""How often the group table goes up: nothing is decided by it step by step."""
+
 
 class Drained(msgspec.Struct, frozen=True):
     """What is to be sent now; each part is None where nothing is due."""
@@ -41,7 +44,7 @@ class Summariser:
     """Reads one member's ring from where it stopped. One for each process; `shortest_s` is the least time between
     two messages, which grows with their size so that `BYTES_PER_S` is kept."""
 
-    def __init__(self, *, shortest_s: float = 0.25) -> None:
+    def __init__(self, *, shortest_s: float = 0.2) -> None:
         self._shortest_ns = int(shortest_s * 1e9)
         self._cursor = 0
         self._generation = -1
@@ -53,6 +56,8 @@ class Summariser:
         self._before_ns = 0
         self._groups: tuple[GroupEntry, ...] = ()
         self._lost = 0
+        self._tallies: Table | None = None
+        self._tallied_ns = 0
 
     def due(self, now_ns: int) -> bool:
         """Whether `drain` may have something to say; before that there is no need to read the host's counters."""
@@ -99,8 +104,9 @@ class Summariser:
         self, header: RingHeader, slots: Slots, steps: Steps, *, host: HostSample, now_ns: int
     ) -> MemberSummary:
         rows = step_rows(slots, steps)
-        groups, member = group_rows(slots, steps, self._groups)
-        peers = peer_rows(slots, member)
+        groups, peers = group_rows(slots, steps, self._groups)
+        self._tallies = merged_rows(self._tallies, groups)
+        told = now_ns - self._tallied_ns >= _GROUPS_S * 1e9
         window = MemberSummary(
             rank=header.rank,
             generation=header.generation,
@@ -112,9 +118,11 @@ class Summariser:
             run_delay_us=max(0, host.run_delay_us - self._before.run_delay_us) if self._before_ns else 0,
             lost=self._lost,
             steps=packed(rows),
-            groups=packed(groups),
-            peers=packed(peers),
+            groups=packed(self._tallies) if told else b"",
+            peers=packed(peer_rows(peers)),
         )
+        if told:
+            self._tallies, self._tallied_ns = None, now_ns
         self._before, self._before_ns, self._lost = host, now_ns, 0
         self._last_step, self._last_end = window.last_step, window.ended_ns
         self._cursor = _next_cursor(slots, window.last_step, cursor=self._cursor)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,7 +13,7 @@ from keepstep.diagnosis.summarise_steps import Steps
 from keepstep.records.summary import MAX_PEER_ROWS, GroupEntry
 from keepstep.records.summary_rows import GROUP_ROW, PEER_ROW
 
-__all__ = ["Membership", "group_rows", "peer_rows"]
+__all__ = ["group_rows", "merged_rows", "peer_rows"]
 
 _WAITS = (
     ("own_us", "wait_own_ns"),
@@ -26,16 +25,8 @@ _MOST = 65535
 _Numbers: TypeAlias = NDArray[Any]
 
 
-@dataclass(frozen=True)
-class Membership:
-    """The peer slots of the window's calls, and the row of the group table each belongs to."""
-
-    peers: Table
-    group: _Numbers
-
-
-def group_rows(slots: Slots, steps: Steps, entries: Sequence[GroupEntry]) -> tuple[Table, Membership]:
-    """(a GROUP_ROW for each group and lane with a call in `steps`, which peer slots belong to them).
+def group_rows(slots: Slots, steps: Steps, entries: Sequence[GroupEntry]) -> tuple[Table, Table]:
+    """(a GROUP_ROW for each group and lane with a call in `steps`, the peer slots of these calls).
 
     Point-to-point messages are a row of their own, lane 1. Size and place come from `entries`, 0 where they lack it.
     """
@@ -56,7 +47,7 @@ def group_rows(slots: Slots, steps: Steps, entries: Sequence[GroupEntry]) -> tup
     peers, group = _of_calls(slots.peers, calls["mark"], row_of)
     for name, field in _WAITS:
         rows[name] = np.bincount(group, peers[field] / 1e3, len(keys))
-    return rows, Membership(peers, group)
+    return rows, peers
 
 
 def _of_calls(peers: Table, marks: _Numbers, row_of: _Numbers) -> tuple[Table, _Numbers]:
@@ -68,15 +59,28 @@ def _of_calls(peers: Table, marks: _Numbers, row_of: _Numbers) -> tuple[Table, _
     return peers[ours], row_of[at[ours]]
 
 
-def peer_rows(slots: Slots, member: Membership) -> Table:
-    """A PEER_ROW for each peer of each group; of more than `MAX_PEER_ROWS` those that waited most are kept."""
-    named = member.peers["peer"] >= 0
-    peers, group = member.peers[named], member.group[named]
-    keys, row_of = np.unique(group.astype(np.uint64) << 32 | peers["peer"].astype(np.uint64), return_inverse=True)
+def merged_rows(before: Table | None, rows: Table) -> Table:
+    """The sums of two group tables; `before` is None at first."""
+    if before is None or not len(before):
+        return rows
+    both = np.concatenate([before, rows])
+    keys, first, row_of = np.unique(both[["hash", "lane"]], return_index=True, return_inverse=True)
+    merged = both[first].copy()
+    for name in ("calls", "nbytes", "busy_us", "own_us", "credit_us", "wire_us", "peer_us"):
+        total = np.bincount(row_of.ravel(), both[name], len(keys))
+        merged[name] = np.minimum(total, _MOST) if name == "calls" else total
+    np.bitwise_or.at(merged["ops"], row_of.ravel(), both["ops"])
+    return merged
+
+
+def peer_rows(peers: Table) -> Table:
+    """A PEER_ROW for each peer and lane; of more than `MAX_PEER_ROWS` those that waited most are kept."""
+    peers = peers[peers["peer"] >= 0]
+    lanes = (peers["op"] >= FIRST_POINT_TO_POINT).astype(np.uint64)
+    keys, row_of = np.unique(lanes << 32 | peers["peer"].astype(np.uint64), return_inverse=True)
     rows = np.zeros(len(keys), PEER_ROW)
-    rows["group"], rows["peer"] = keys >> 32, keys & 0xFFFFFFFF
+    rows["lane"], rows["peer"] = keys >> 32, keys & 0xFFFFFFFF
     rows["sent"] = np.bincount(row_of, peers["bytes_sent"], len(keys))
-    rows["received"] = np.bincount(row_of, peers["bytes_received"], len(keys))
     for name, field in _WAITS:
         rows[name] = np.bincount(row_of, peers[field] / 1e3, len(keys))
     if len(rows) <= MAX_PEER_ROWS:

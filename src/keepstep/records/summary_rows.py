@@ -39,21 +39,20 @@ GROUP_ROW = np.dtype(
         ("peer_us", "<f4"),
     ]
 )
-"""One group (and lane) in one window; sums over the window in us and bytes. Counts stop at 65535."""
+"""One group (and lane) over the steps since the group table before; sums in us and bytes. Counts stop at 65535."""
 
 PEER_ROW = np.dtype(
     [
-        ("group", "u1"),  # row of the group table
+        ("lane", "u1"),
         ("peer", "<u4"),
         ("sent", "<f4"),
-        ("received", "<f4"),
         ("own_us", "<f4"),
         ("credit_us", "<f4"),
         ("wire_us", "<f4"),
         ("peer_us", "<f4"),
     ]
 )
-"""One peer of one group in one window; sums over the window in us and bytes."""
+"""One peer in one window, all groups of a lane together; sums over the window in us and bytes sent."""
 
 
 def packed(rows: NDArray[np.void]) -> bytes:

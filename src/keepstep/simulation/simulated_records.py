@@ -235,7 +235,7 @@ class JobModel:
         for number, (kind, near) in enumerate(self._near.items()):
             for side in (0, 1):
                 table = rows[:, 2 * number + side]
-                table["group"], table["peer"] = number, np.maximum(near[:, side], 0)
-                table["sent"] = table["received"] = np.where(near[:, side] >= 0, 1e8, 0.0)
+                table["lane"], table["peer"] = kind == "pp", np.maximum(near[:, side], 0)
+                table["sent"] = np.where(near[:, side] >= 0, 1e8, 0.0)
                 table["wire_us"], table["peer_us"] = times.send[kind][:, side], times.receive[kind][:, side]
         return rows

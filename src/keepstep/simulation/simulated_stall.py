@@ -46,7 +46,7 @@ class Stall:
 
 @dataclass(frozen=True)
 class _Reach:
-    """`entered[kind]` and `passed[kind]`: which ranks have called, and got through, the calls of a kind in this step."""
+    """`entered[kind]` and `passed[kind]`: which ranks have called, and got through, the calls of a kind."""
 
     entered: dict[str, Numbers]
     passed: dict[str, Numbers]
