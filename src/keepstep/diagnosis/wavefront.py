@@ -150,7 +150,8 @@ def _end_at_operation(graph: WaitGraph, index: int, notes: dict[int, Reporter]) 
         victims=tuple(rank for rank in victims if rank not in involved),
         confidence=0.4 if unsure else 0.6,
         evidence=(
-            f"{title(blocker)}: all {'known ' if unsure else ''}members have queued it, {len(blocker.waiters)} wait in it, "
+            f"{title(blocker)}: all {'known ' if unsure else ''}members have queued it, "
+            f"{len(blocker.waiters)} wait in it, "
             + (f"only {listed(blocker.passed)} finished it" if blocker.passed else "none has finished it"),
             *(("the data do not name its members: one without a report may be missing",) if unsure else ()),
             "no rank is behind another one: sequence numbers cannot tell its members and their links apart",
