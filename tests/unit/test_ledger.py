@@ -208,6 +208,20 @@ def test_without_a_checkpoint_everything_since_the_first_step_is_lost():
     assert checkpoint_ages(attempted, progress).tolist() == [-1]
 
 
+def test_steps_after_a_restored_checkpoint_are_lost():
+    progress = rows_of(
+        "progress",
+        sample(10, step=0),
+        sample(50, step=4),
+        sample(90, step=8),
+        sample(100, "restored", step=4),
+        sample(140, step=8),
+    )
+    ledger = journal_ledger(known(140), progress, incidents=rows_of("incidents"))[0]
+    seconds = {label: value / 1e6 for label, value in zip(LABELS, ledger, strict=True) if value}
+    assert seconds == {"start_up": 10, "kept_step": 80, "recomputation": 50}
+
+
 def test_standbys_hold_their_share_of_the_gpus():
     progress = rows_of("progress", sample(1, members=7, standbys=1, step=1), sample(2, members=8, standbys=0, step=2))
     assert standby_gpus(progress, np.array([16])).tolist() == [2]
@@ -222,7 +236,9 @@ def test_every_label_has_a_priority():
 moments = some.integers(0, 400)
 rows = some.tuples(
     some.integers(0, 2),
-    some.sampled_from(["step", "checkpoint", "validation_start", "validation_end", "compile_start", "started"]),
+    some.sampled_from(
+        ["step", "checkpoint", "validation_start", "validation_end", "compile_start", "started", "restored"]
+    ),
     moments,
     some.one_of(some.none(), some.integers(0, 50)),
     some.one_of(some.none(), some.integers(0, 10**8)),

@@ -5,6 +5,7 @@ All times are microseconds since 1970 in UTC; `UNKNOWN` stands for a time or id 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -12,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["COLUMNS", "UNKNOWN", "AttemptArrays", "among", "arrays_of", "exact_sum"]
+__all__ = ["COLUMNS", "UNKNOWN", "AttemptArrays", "among", "arrays_of", "exact_sum", "joined_arrays"]
 
 UNKNOWN = np.iinfo(np.int64).min
 """A time or an id that is not known."""
@@ -93,8 +94,8 @@ def among(coded: tuple[Any, tuple[str, ...]], names: tuple[str, ...]) -> Any:
     return np.isin(coded[0], wanted)
 
 
-def arrays_of(table: pa.Table) -> AttemptArrays:
-    """The arrays of a table of attempts joined with their facts (`COLUMNS`)."""
+def arrays_of(table: pa.Table, *, group: str = "group_key") -> AttemptArrays:
+    """The arrays of a table of attempts joined with their facts (`COLUMNS`); `group` is the column of groups."""
     start, ends = _numbers(table, "start"), _numbers(table, "end")
     running = ends == UNKNOWN
     end = np.where(running, _numbers(table, "last_seen"), ends)
@@ -131,10 +132,35 @@ def arrays_of(table: pa.Table) -> AttemptArrays:
         ending=_coded(table, "ending", order=order),
         owner=_coded(table, "owner", order=order),
         kind=_coded(table, "partition", order=order),
-        group=_coded(table, "group_key", order=order),
+        group=_coded(table, group, order=order),
         left_out=len(good) - int(good.sum()) - int((gpus == 0).sum()),
         turned=int(turned.sum()),
     )
+
+
+def joined_arrays(parts: Sequence[AttemptArrays]) -> tuple[AttemptArrays, Any]:
+    """All attempts of the parts in order of run and life, and the order that brings concatenated columns there."""
+    fields: dict[str, Any] = {}
+    for name in AttemptArrays.__struct_fields__:
+        values = [getattr(part, name) for part in parts]
+        if isinstance(values[0], int):
+            fields[name] = sum(values)
+        else:
+            fields[name] = _recoded(values) if isinstance(values[0], tuple) else np.concatenate(values)
+    order = np.lexsort((fields["start"], fields["life"], fields["run"]))
+    for name, value in fields.items():
+        if isinstance(value, tuple):
+            fields[name] = (value[0][order], value[1])
+        elif not isinstance(value, int):
+            fields[name] = value[order]
+    return AttemptArrays(**fields), order
+
+
+def _recoded(coded: list[tuple[Any, tuple[str, ...]]]) -> tuple[Any, tuple[str, ...]]:
+    names = sorted({name for _, known in coded for name in known})
+    place = {name: number for number, name in enumerate(names)}
+    maps = [np.array([place[name] for name in known] or [0], np.int32) for _, known in coded]
+    return np.concatenate([maps[at][codes] for at, (codes, _) in enumerate(coded)]), tuple(names)
 
 
 def _numbers(table: pa.Table, name: str) -> Any:

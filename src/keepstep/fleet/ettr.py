@@ -56,7 +56,7 @@ def exact(training: Training) -> float:
     never reach its next checkpoint in floating point.
     """
     cost = _segment_minutes(training)
-    return training.interval / cost if math.isfinite(cost) else 0.0
+    return training.interval / cost if not math.isinf(cost) else 0.0
 
 
 def finite(training: Training, productive_minutes: float) -> float:
@@ -68,7 +68,7 @@ def finite(training: Training, productive_minutes: float) -> float:
     mean, queue = training.mean_minutes, training.queue
     first = queue + (training.startup if math.isinf(mean) else (mean + queue) * _grown(training.startup / mean))
     total = first + productive_minutes / training.interval * _segment_minutes(training)
-    return productive_minutes / total if math.isfinite(total) else 0.0
+    return productive_minutes / total if not math.isinf(total) else 0.0
 
 
 def _segment_minutes(training: Training) -> float:

@@ -100,6 +100,8 @@ def ettr_cells(
     wall = times.waited + times.allocated
     alive = np.flatnonzero(wall > 0)
     order = alive[np.argsort(np.asarray(group)[alive], kind="stable")]
+    if not len(order):
+        return ()
     numbers, firsts = np.unique(np.asarray(group)[order], return_index=True)
     cells = []
     for number, members in zip(numbers, np.split(order, firsts[1:]), strict=True):

@@ -22,7 +22,10 @@ __all__ = [
     "assumed",
     "in_order",
     "ledger_lines",
+    "loses",
+    "loss_labels",
     "lost_work",
+    "start_labels",
     "unaccounted",
 ]
 
@@ -102,12 +105,12 @@ def assumed(attempts: AttemptArrays, assumptions: Assumptions, *, age: Any = Non
     suspended = np.minimum(attempts.suspended, length)
     matrix[:, _INDEX["suspended"]] = suspended
     left = length - suspended
-    tail = np.where(_loses(attempts), lost_work(left, assumptions.interval, age=age), 0)
+    tail = np.where(loses(attempts), lost_work(left, assumptions.interval, age=age), 0)
     row = np.arange(len(length))
-    matrix[row, _loss_label(attempts)] += tail
+    matrix[row, loss_labels(attempts)] += tail
     left = left - tail
     begin = np.minimum(left, assumptions.startup)
-    matrix[row, _start_label(attempts)] += begin
+    matrix[row, start_labels(attempts)] += begin
     left = left - begin
     period = assumptions.interval + assumptions.write
     written = left // period * assumptions.write if period else np.zeros_like(left)
@@ -116,12 +119,13 @@ def assumed(attempts: AttemptArrays, assumptions: Assumptions, *, age: Any = Non
     return matrix
 
 
-def _loses(attempts: AttemptArrays) -> Any:
+def loses(attempts: AttemptArrays) -> Any:
     """Attempts whose last work may not have been kept: all but those that completed, run on or were resized."""
     return ~attempts.running & ~attempts.ended("completed", "running", "resized")
 
 
-def _loss_label(attempts: AttemptArrays) -> Any:
+def loss_labels(attempts: AttemptArrays) -> Any:
+    """The label (column) of the work lost with each attempt, if it loses any."""
     label = np.full(len(attempts.run), _INDEX["unknown"])
     label[attempts.failed] = _INDEX["user_failure"]
     label[attempts.infrastructure] = _INDEX["recomputation"]
@@ -130,8 +134,8 @@ def _loss_label(attempts: AttemptArrays) -> Any:
     return label
 
 
-def _start_label(attempts: AttemptArrays) -> Any:
-    """Start-up of a first life; of later lives what the life before ended with: a failure, a preemption."""
+def start_labels(attempts: AttemptArrays) -> Any:
+    """The label (column) of each beginning: start-up, or of later lives what ended the life before (a failure ...)."""
     label = np.full(len(attempts.run), _INDEX["start_up"])
     if not len(label):
         return label

@@ -17,7 +17,7 @@ from keepstep.fleet.attempt_arrays import UNKNOWN
 from keepstep.fleet.ledger import LABELS, in_order
 from keepstep.fleet.ledger_spans import Spans, paint
 
-__all__ = ["PRIORITY", "Attempted", "checkpoint_ages", "journal_ledger", "standby_gpus"]
+__all__ = ["PRIORITY", "Attempted", "checkpoint_ages", "journal_ledger", "overlay", "standby_gpus"]
 
 PRIORITY: tuple[str, ...] = (
     "unknown",
@@ -65,8 +65,24 @@ def journal_ledger(attempts: Attempted, progress: pa.Table, *, incidents: pa.Tab
     """
     order = in_order(PRIORITY)
     found = _joined([*_step_spans(attempts, progress), *_pair_spans(progress), *_incident_spans(incidents)])
-    found = _joined([found, *_lost_ends(attempts, progress)])
+    found = _joined([found, *_lost_ends(attempts, progress), *_rolled_back(attempts, progress)])
     return paint(attempts.start, attempts.end, spans=found, priority=order, ground=LABELS.index("unknown"))
+
+
+def overlay(matrix: Any, attempts: Attempted, *, incidents: pa.Table) -> Any:
+    """A ledger without samples of steps, corrected by the incidents that are known: their phases come out of what was
+    taken for kept steps (and no more than that), so that rows still add up."""
+    if not incidents.num_rows:
+        return matrix
+    ground = LABELS.index("unknown")
+    spans = _joined(_incident_spans(incidents))
+    phases = paint(attempts.start, attempts.end, spans=spans, priority=in_order(PRIORITY), ground=ground)
+    phases[:, ground] = 0
+    room = np.clip(matrix[:, [LABELS.index("kept_step")]] - (np.cumsum(phases, axis=1) - phases), 0, None)
+    moved = np.minimum(phases, room)
+    corrected = matrix + moved
+    corrected[:, LABELS.index("kept_step")] -= moved.sum(axis=1)
+    return corrected
 
 
 def _times(table: pa.Table, name: str) -> Any:
@@ -162,6 +178,20 @@ def _lost_ends(attempts: Attempted, progress: pa.Table) -> list[Spans]:
     since = np.where(newest == UNKNOWN, np.minimum(first, attempts.end), newest)
     lost = np.flatnonzero(attempts.loses)
     return [Spans(lost, attempts.loss_label[lost], since[lost], attempts.end[lost])]
+
+
+def _rolled_back(attempts: Attempted, progress: pa.Table) -> list[Spans]:
+    """From the last sample of a step that a restored checkpoint still held to the moment it was restored."""
+    restored = progress.filter(pa.array(_said(progress, "what", "restored")))
+    if not restored.num_rows:
+        return []
+    index, time, step, _ = _steps(progress)
+    where, when, version = (_times(restored, name) for name in ("index", "time", "step"))
+    since = attempts.start[where].copy()
+    for at in range(len(where)):
+        held = time[(index == where[at]) & (time <= when[at]) & (step <= version[at])]
+        since[at] = held.max() if len(held) else since[at]
+    return [_spans(where, "recomputation", start=since, end=when)]
 
 
 def checkpoint_ages(attempts: Attempted, progress: pa.Table) -> Any:

@@ -30,6 +30,8 @@ def queue_waits(size: Any, wait_us: Any, *, names: tuple[str, ...]) -> tuple[Que
     """By class of size (index of `names`); negative waits are unknown and left out."""
     known = wait_us >= 0
     size, hours = size[known], wait_us[known] / _HOUR_US
+    if not len(size):
+        return ()
     order = np.argsort(size, kind="stable")
     numbers, firsts = np.unique(size[order], return_index=True)
     rows = []

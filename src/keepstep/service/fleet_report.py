@@ -1,0 +1,85 @@
+"""The report over a fleet directory: every section in order, as one value; printed by its siblings."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from keepstep.service.fleet_report_checks import checks_section
+from keepstep.service.fleet_report_data import FleetData, ReportOptions, load
+from keepstep.service.fleet_report_lemons import lemons_section
+from keepstep.service.fleet_report_losses import investment_section, second_order_section
+from keepstep.service.fleet_report_nodes import nodes_section
+from keepstep.service.fleet_report_periods import periods_section
+from keepstep.service.fleet_report_queue import queue_section
+from keepstep.service.fleet_report_rates import rates_section
+from keepstep.service.fleet_report_sources import sources_section
+from keepstep.service.fleet_report_time import ettr_section, ledger_section
+from keepstep.service.fleet_sheet import FleetReport, Section
+
+__all__ = ["fleet_report", "report_json", "report_of_fleet"]
+
+_OF_ATTEMPTS = (
+    ledger_section,
+    ettr_section,
+    rates_section,
+    second_order_section,
+    investment_section,
+    queue_section,
+    periods_section,
+)
+_OF_NODES = (nodes_section, lemons_section, checks_section)
+
+
+def report_of_fleet(directory: Path, options: ReportOptions, *, parts: int = 1, each: Any = None) -> FleetReport:
+    """Read `directory` and make its report. Raises UsageError, StoreError (see `load`)."""
+    return fleet_report(load(directory, options, each=each, parts=parts))
+
+
+def fleet_report(data: FleetData) -> FleetReport:
+    """All sections; those about attempts are left out where a fleet has none."""
+    sections: list[Section] = [section(data) for section in _OF_ATTEMPTS] if len(data.times.run) else []
+    sections += [section(data) for section in _OF_NODES]
+    sections.append(sources_section(data))
+    about = [f"fleet directory {data.store.directory.name}"]
+    if len(data.times.run):
+        about.append(f"{_day(data.first)} to {_day(data.last)} (UTC)")
+    else:
+        about.append("no attempt on GPUs is on record: sections about jobs are left out")
+    return FleetReport("Fleet report", tuple(about), tuple(sections))
+
+
+def _day(moment: int) -> str:
+    return datetime.fromtimestamp(moment / 1e6, UTC).strftime("%Y-%m-%d")
+
+
+def report_json(report: FleetReport) -> str:
+    """The report for machines; numbers that are not finite become null (unknown) or "inf"."""
+    body = {
+        "title": report.title,
+        "about": report.about,
+        "sections": {section.key: _section(section) for section in report.sections},
+    }
+    return msgspec.json.format(msgspec.json.encode(body), indent=1).decode()
+
+
+def _section(section: Section) -> dict[str, Any]:
+    sheets = {
+        one.key: {"title": one.title, "note": one.note, "rows": [_row(row) for row in one.rows]}
+        for one in section.sheets
+    }
+    return {"title": section.title, "words": section.words, "sheets": sheets}
+
+
+def _row(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: _value(value) for name, value in row.items()}
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, float) and math.isinf(value):
+        return "inf" if value > 0 else "-inf"
+    return None if isinstance(value, float) and math.isnan(value) else value

@@ -1,0 +1,126 @@
+"""What the report is computed from: the account of all attempts, and the few rows that need no parts."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from keepstep.fleet.account import Account, Known, account_of, joined_accounts
+from keepstep.fleet.attempt_arrays import COLUMNS, arrays_of
+from keepstep.fleet.ettr_measured import RunTimes, run_times
+from keepstep.fleet.ledger import Assumptions
+from keepstep.fleet.rates_by_size import Lives
+from keepstep.fleet.sizes import size_class
+from keepstep.store.fleet_tables import FleetStore
+
+__all__ = ["GROUPS", "FleetData", "ReportOptions", "account_part", "load", "query"]
+
+GROUPS = ("group_key", "account", "user", "qos", "name", "partition", "cluster")
+"""Columns that may stand for the user's groups."""
+
+_MINUTE_US = 60_000_000
+_KNOWN = """
+SELECT f.attempt_id, k.* FROM {table} k
+JOIN attempts a ON a.job_id = coalesce(nullif(k.scheduler_job, ''), k.job)
+    AND (k.cluster = '' OR a.cluster = k.cluster)
+    AND k.{time} >= a.start AND k.{time} <= coalesce(a."end", a.last_seen)
+JOIN attempt_facts f ON f.attempt_id = a.attempt_id
+WHERE f.run_id % {of} = {number} ORDER BY f.attempt_id, k.{time}
+"""
+
+
+class ReportOptions(msgspec.Struct, frozen=True):
+    """What a person may say: minutes between checkpoints, of a start-up, of a checkpoint's pause; the column of groups;
+    dates (ISO) of changes; how many nodes and days there were where the tables do not say; the seed of the bootstraps.
+    """
+
+    interval_minutes: float = 60.0
+    startup_minutes: float = 5.0
+    write_minutes: float = 0.0
+    group: str = "group_key"
+    changes: tuple[str, ...] = ()
+    nodes: int | None = None
+    days: float | None = None
+    seed: int = 0
+
+    @property
+    def assumptions(self) -> Assumptions:
+        """The assumptions of the ledger, in microseconds."""
+        minutes = (self.interval_minutes, self.startup_minutes, self.write_minutes)
+        return Assumptions(*(round(value * _MINUTE_US) for value in minutes))
+
+
+class FleetData(msgspec.Struct, frozen=True):
+    """Everything the sections look at. `first` and `last` bound what attempts were seen [us]; equal: there are none."""
+
+    store: FleetStore
+    options: ReportOptions
+    account: Account
+    times: RunTimes
+    first: int
+    last: int
+
+    def rng(self, section: int) -> np.random.Generator:
+        """A generator of its own for each section, so that none depends on what ran before it."""
+        return np.random.default_rng([self.options.seed, section])
+
+    @property
+    def lives(self) -> Lives:
+        """The attempts as exposure and events."""
+        seen = self.account.attempts
+        return Lives(seen.run, seen.gpus, seen.nodes, seen.length, seen.infrastructure & seen.independent)
+
+    @property
+    def sizes(self) -> Any:
+        """The class of size of each run."""
+        return size_class(self.times.gpus)
+
+
+def query(store: FleetStore, text: str) -> pa.Table:
+    """The answer to one SQL query over the tables."""
+    return store.connection(spill=True).sql(text).to_arrow_table()
+
+
+def account_part(directory: Path, part: tuple[int, int], *, options: ReportOptions) -> Account:
+    """The account of the job runs whose id leaves `part[0]` when divided by `part[1]`."""
+    store = FleetStore(directory)
+    number, of = part
+    wanted = (*COLUMNS, options.group) if options.group not in COLUMNS else COLUMNS
+    table = store.part(number, of=of, columns=wanted)
+    return account_of(
+        arrays_of(table, group=options.group), options.assumptions, known=_known(store, number=number, of=of)
+    )
+
+
+def _known(store: FleetStore, *, number: int, of: int) -> Known | None:
+    if not store.rows("progress") and not store.rows("incidents"):
+        return None
+    texts = (_KNOWN.format(table=table, time=time, of=of, number=number) for table, time in _JOINED)
+    return Known(*(query(store, text) for text in texts))
+
+
+_JOINED = (("progress", '"time"'), ("incidents", "onset"))
+
+Each = Callable[[Callable[[Path, tuple[int, int]], Account], list[tuple[int, int]]], list[Account]]
+
+
+def load(directory: Path, options: ReportOptions, *, each: Each | None = None, parts: int = 1) -> FleetData:
+    """Read the directory in `parts`, worked on one after the other or as `each` does it.
+
+    Raises UsageError if it is no fleet directory, StoreError if a table is damaged.
+    """
+    store = FleetStore(directory)
+    function = functools.partial(account_part, options=options)
+    wanted = [(number, parts) for number in range(parts)]
+    done = each(function, wanted) if each else [function(directory, part) for part in wanted]
+    account = joined_accounts(done)
+    del done
+    seen = account.attempts
+    low, high = (int(seen.start.min()), int(seen.end.max())) if len(seen.start) else (0, 0)
+    return FleetData(store, options, account, run_times(seen, account.kept), low, high)
