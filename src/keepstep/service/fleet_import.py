@@ -20,6 +20,7 @@ from keepstep.intake.fleet_sources import ReadAs, read_source
 from keepstep.intake.local_times import check_zone, moment_of
 from keepstep.intake.source_kind import KINDS, kind_of
 from keepstep.service.fleet_derive import TAXONOMY, default_taxonomy, derive_again
+from keepstep.service.fleet_runs import run_pieces
 from keepstep.store.fleet_manifest import Source
 from keepstep.store.fleet_writer import FleetWriter
 
@@ -198,9 +199,8 @@ def _one(path: Path, writer: FleetWriter, *, reading: Reading, known: set[str]) 
                 at=reading.at,
                 good=reading.good,
             )
-            return _staged(
-                read_source(kind, stream, how=how), writer, path=path, kind=kind, identity=(source_id, content, how)
-            )
+            pieces = run_pieces(path, how) if kind == "keepstep-journal" else read_source(kind, stream, how=how)
+            return _staged(pieces, writer, path=path, kind=kind, identity=(source_id, content, how))
     except KeepstepError as error:
         return SourceSummary(path=str(path), failed=str(error)), None
     except (OSError, EOFError, zlib.error) as error:
