@@ -8,10 +8,14 @@ is a sink that throws away what proves to come from a holder of the token.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import secrets
 import socket
+import statistics
+import sys
+import termios
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from keepstep.errors import EnvironmentProblem, TransportError
 from keepstep.service.clock import Clock
@@ -23,10 +27,14 @@ __all__ = ["LoadSink", "ports_by_load"]
 
 _PIECE = bytes(64 * 1024)
 _WARM_S = 0.3
-_ROUNDS = 5
+_ROUNDS = 7
+_LEAST_ROUNDS = 3
+_FULL_BYTES = 32 * 1024
+_SEND_BUFFER = 4 << 20
 _MAX_GROUPS = 64
 _PATIENCE_S = 5.0
 _SUSPICIOUS = 8
+_MOSTLY = 0.9
 
 
 class LoadSink:
@@ -79,38 +87,55 @@ def ports_by_load(target: Target, ports: Sequence[int], *, token: str, clock: Cl
     Raises TransportError if the sink does not answer or refuses the token, EnvironmentProblem where this host's own
     link fills up first, so that all ports wait alike.
     """
-    idle = _shortest(target, ports, clock=clock)
+    idle = _round_trips(target, ports, clock=clock)
     left = [port for port in ports if port in idle]
-    groups: list[tuple[int, ...]] = []
+    groups: list[list[int]] = []
     while left and len(groups) < _MAX_GROUPS:
         reference, *others = left
-        with _loaded(target, reference, token=token):
-            loaded = _shortest(target, others, clock=clock)
+        earlier = {group[0]: group for group in groups}  # a path that a pause of the load hid gets a second chance
+        with _loaded(target, reference, token=token) as full:
+            loaded = _round_trips(target, [*others, *earlier], clock=clock, full=full)
         sharing = split_by_load(idle, loaded)
-        if not groups and len(others) >= _SUSPICIOUS and len(sharing) == len(others):
-            raise EnvironmentProblem(
-                f"all {len(others)} ports wait alike behind the load: this host's own link fills before the paths do",
-                where=target.source,
-                remedy="probe with CAP_NET_RAW, or give the path a load from another host",
-            )
-        groups.append((reference, *sorted(sharing)))
-        left = [port for port in others if port in loaded and port not in sharing]
-    return groups
+        if not groups and len(sharing) >= max(_SUSPICIOUS, _MOSTLY * len(others)):
+            raise _untold(target, f"{len(sharing)} of {len(others)} ports wait alike behind the load")
+        group = next((earlier[port] for port in earlier if port in sharing), None)
+        if group is None:
+            groups.append(group := [])
+        group += [reference, *sorted(sharing.intersection(others))]
+        left = [port for port in others if port not in sharing]
+    if len(ports) >= 2 * _SUSPICIOUS and len(groups) > len(ports) // 2:
+        raise _untold(target, f"{len(groups)} groups for {len(ports)} ports: the load does not show")
+    return [tuple(group) for group in groups]
 
 
-def _shortest(target: Target, ports: Sequence[int], *, clock: Clock) -> dict[int, float]:
+def _untold(target: Target, what: str) -> EnvironmentProblem:
+    return EnvironmentProblem(
+        f"{what}; this host's own link may fill before the paths do",
+        where=target.source,
+        remedy="probe with CAP_NET_RAW, or with fewer connections on this host",
+    )
+
+
+def _round_trips(
+    target: Target, ports: Sequence[int], *, clock: Clock, full: Callable[[], bool] = lambda: True
+) -> dict[int, float]:
+    """The median time of each port over some rounds, of those that the load did not pause in."""
     seen: dict[int, list[float]] = {}
     for _ in range(_ROUNDS):
-        for port, seconds in handshakes(target, ports, clock=clock).round_trip_s.items():
-            seen.setdefault(port, []).append(seconds)
-    return {port: min(values) for port, values in seen.items()}
+        for port in ports:
+            loaded = full()
+            times = handshakes(target, (port,), clock=clock).round_trip_s
+            if times and loaded and full():
+                seen.setdefault(port, []).append(times[port])
+    return {port: statistics.median(values) for port, values in seen.items() if len(values) >= _LEAST_ROUNDS}
 
 
 @contextlib.contextmanager
-def _loaded(target: Target, port: int, *, token: str) -> Iterator[None]:
-    """Keeps the path of `port` full inside the block."""
+def _loaded(target: Target, port: int, *, token: str) -> Iterator[Callable[[], bool]]:
+    """Keeps the path of `port` full inside the block; gives a function that tells whether it is full now."""
     try:
         sock = socket.create_connection(target[1:], _PATIENCE_S, source_address=(target.source, port))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)  # a sender that is held up pauses nothing
         sock.sendall(proof(token, b"connects", nonces=_exactly(sock, NONCE_BYTES)))
     except OSError as error:
         where = f"{target.destination}:{target.port}"
@@ -121,12 +146,17 @@ def _loaded(target: Target, port: int, *, token: str) -> Iterator[None]:
     try:
         if not sender.is_alive():
             raise TransportError("the sink hung up", remedy="give both ends the same token file")
-        yield
+        yield lambda: _waiting_bytes(sock) > _FULL_BYTES
     finally:
         with contextlib.suppress(OSError):
             sock.shutdown(socket.SHUT_RDWR)
         sock.close()
         sender.join(_PATIENCE_S)
+
+
+def _waiting_bytes(sock: socket.socket) -> int:
+    """Bytes that were written and not yet acknowledged (SIOCOUTQ)."""
+    return int.from_bytes(fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
 
 
 def _fill(sock: socket.socket) -> None:

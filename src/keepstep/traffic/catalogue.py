@@ -67,8 +67,7 @@ def catalogue_of(
 
 def split_by_load(idle_s: Mapping[int, float], loaded_s: Mapping[int, float]) -> frozenset[int]:
     """The ports that wait behind the load of a reference connection: their round trip grew to 3 times what it is
-    without the load, and by half a millisecond at least. Give shortest times: other disturbances come and go, while
-    the queue of a full path stays. A port that is not in both is left out."""
+    without the load, and by half a millisecond at least. A port that is not in both is left out."""
 
     def waits(port: int) -> bool:
         before, under = idle_s[port], loaded_s[port]
