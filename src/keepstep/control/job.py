@@ -22,7 +22,7 @@ from keepstep.control.answers import (
 )
 from keepstep.control.change import reconcile
 from keepstep.control.job_state import Decision, Event, JobSpec, JobState, StopRequest, Tick
-from keepstep.control.losses import on_exited, on_hung, on_peer_lost, on_start_failed, on_stopped, on_tick
+from keepstep.control.losses import on_exited, on_hung, on_peer_lost, on_slow, on_start_failed, on_stopped, on_tick
 from keepstep.control.outcome import end_job
 from keepstep.control.roster import NodeSpec, Status
 from keepstep.control.starting import assigned_slots, start_attempt
@@ -44,7 +44,7 @@ from keepstep.records.messages import (
     Settled,
     StartFailed,
 )
-from keepstep.records.watch_messages import MemberHung
+from keepstep.records.watch_messages import MemberHung, MemberSlow
 
 __all__ = ["decide", "new_job"]
 
@@ -147,6 +147,7 @@ _HANDLERS: dict[type, Callable[[Turn, Event], None]] = {
     MemberExited: on_exited,
     MemberStopped: on_stopped,
     MemberHung: on_hung,
+    MemberSlow: on_slow,
     PeerLostReport: on_peer_lost,
     StartFailed: on_start_failed,
     Tick: on_tick,

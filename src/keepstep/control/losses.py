@@ -5,16 +5,17 @@ from __future__ import annotations
 import msgspec
 
 from keepstep.control.answers import speaker
-from keepstep.control.exits import ExitKind, classify_exit, exit_code_of
+from keepstep.control.exclusion import exclude_node
+from keepstep.control.exits import SELF_INFLICTED, ExitKind, classify_exit, exit_code_of
 from keepstep.control.job_state import Change, Event, Loss
 from keepstep.control.outcome import BROKEN_STANDBYS, end_job, note_lost, restart_or_end
 from keepstep.control.roster import Member, Status, live
 from keepstep.control.starting import start_standby
 from keepstep.control.turn import GRACE_S, Turn
 from keepstep.records.messages import Abort, Fence, MemberExited, MemberStopped, PeerLostReport, StartFailed
-from keepstep.records.watch_messages import MemberHung
+from keepstep.records.watch_messages import MemberHung, MemberSlow
 
-__all__ = ["on_exited", "on_hung", "on_peer_lost", "on_start_failed", "on_stopped", "on_tick"]
+__all__ = ["on_exited", "on_hung", "on_peer_lost", "on_slow", "on_start_failed", "on_stopped", "on_tick"]
 
 _FENCE_GRACE_S = 30.0
 _LINK_PATIENCE_S = 1.0
@@ -79,8 +80,16 @@ def _exit_at_start(turn: Turn, fact: MemberExited, *, member: Member) -> None:
     if fact.protected and not fact.signal:
         end_job(turn, code, why=f"{why} before the first step: an error of the script")
         return
+    if fact.signal and not fact.protected and classify_exit(fact.code, fact.signal) is ExitKind.FAULT:
+        _exclude(turn, member, fact.signal)
     note_lost(turn, (_loss(turn, fact, member=member),))
     restart_or_end(turn, f"{why} before the first step" if fact.protected else why, code=code)
+
+
+def _exclude(turn: Turn, member: Member, signal: int) -> None:
+    """Take the node of a suspect out, unless the program does this to itself or no restart is left."""
+    if signal not in SELF_INFLICTED and turn.state.attempt < turn.state.spec.max_restarts:
+        exclude_node(turn, member.node)
 
 
 def _rank_done(turn: Turn, member: Member) -> None:
@@ -166,6 +175,21 @@ def on_hung(turn: Turn, event: Event) -> None:
     _stands_still(turn, fact, member=member, signal=_SIGKILL, why=why)
 
 
+def on_slow(turn: Turn, event: Event) -> None:
+    """A member of a job that knows nothing of keepstep holds the others up: all start again without its node, if they
+    can."""
+    fact = event.fact
+    assert isinstance(fact, MemberSlow)
+    member = turn.state.members.get(fact.member)
+    if member is None or member.rank < 0 or member.status is not Status.STARTING:
+        return
+    if turn.state.attempt >= turn.state.spec.max_restarts or not exclude_node(turn, member.node):
+        return
+    loss = Loss(member.rank, member.name, member.node, "compute_slow", _SIGKILL, 0, turn.now, turn.now)
+    note_lost(turn, (loss,))
+    restart_or_end(turn, f"rank {member.rank} ({member.name} on {member.node}) is slow: {fact.why}")
+
+
 def _stands_still(turn: Turn, fact: MemberStopped | MemberHung, *, member: Member, signal: int, why: str) -> None:
     """Fence a member that does nothing, and repair its loss; `signal` stands for it in the exit code."""
     loss = Loss(
@@ -180,6 +204,8 @@ def _stands_still(turn: Turn, fact: MemberStopped | MemberHung, *, member: Membe
         joining=member.joiner,
     )
     if member.status in (Status.STARTING, Status.CONNECTED) or _initial(turn):
+        if member.status is Status.STARTING:
+            _exclude(turn, member, signal)
         note_lost(turn, (loss,))
         restart_or_end(turn, f"{why} before the first step")
         return

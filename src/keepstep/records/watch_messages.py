@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from keepstep.records.plain_samples import PlainReport
 from keepstep.records.summary import WatchReport
 
 __all__ = [
@@ -15,6 +16,8 @@ __all__ = [
     "GiveEvidence",
     "HangDenied",
     "MemberHung",
+    "MemberSlow",
+    "PlainSeen",
     "TellCalls",
     "WatchFact",
     "WatchOrder",
@@ -34,6 +37,12 @@ class Watched(_Told, frozen=True, tag=True):
     """An agent's summary of its members. Not kept in the journal: it comes four times a second."""
 
     report: WatchReport
+
+
+class PlainSeen(_Told, frozen=True, tag=True):
+    """An agent's looks at members that know nothing of keepstep. Not kept in the journal."""
+
+    report: PlainReport
 
 
 class EvidenceGiven(_Told, frozen=True, tag=True):
@@ -66,6 +75,15 @@ class MemberHung(_Told, frozen=True, tag=True):
     apart_s: float = 0.0
     private: dict[int, bytes] = {}
     onset: float = 0.0
+
+
+class MemberSlow(_Told, frozen=True, tag=True):
+    """A member of a job that knows nothing of keepstep holds up all others, and has for long: `why`. Said by the
+    analysis; all start again without its node, where the others have room for its ranks."""
+
+    member: str
+    rank: int
+    why: str
 
 
 class CallMade(msgspec.Struct, frozen=True, array_like=True):
@@ -125,5 +143,5 @@ class TellCalls(_Asked, frozen=True, tag=True):
     """To an agent: say at once what its members called last. Answer: `Called` for each."""
 
 
-WatchFact = Watched | EvidenceGiven | MemberHung | HangDenied | Called
+WatchFact = Watched | PlainSeen | EvidenceGiven | MemberHung | MemberSlow | HangDenied | Called
 WatchOrder = GiveEvidence | CheckHang | TellCalls

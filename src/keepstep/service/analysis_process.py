@@ -15,12 +15,13 @@ from typing import BinaryIO
 import msgspec
 
 from keepstep.diagnosis.arrival import Arrival, ArrivalFacts, judge_arrivals
-from keepstep.diagnosis.live import Baseline, LiveFinding, LiveState, WatchPlan, baseline_of, begin_watch, observe
+from keepstep.diagnosis.baseline import Baseline
+from keepstep.diagnosis.live import LiveFinding, Watch, WatchPlan, baseline_of, begin_watch, observe, retire
+from keepstep.diagnosis.plain import PlainChange, PlainWatch
 from keepstep.records.events import Finding
 from keepstep.service.analysis_wire import (
     LENGTH,
     MAX_FRAME_BYTES,
-    ArrivalNote,
     Begin,
     Look,
     Seen,
@@ -46,13 +47,16 @@ class Analysis:
         self._world = begin.world
         self._open = {standing.key for standing in begin.open if standing.key.startswith("start:")}
         live = tuple(_live(standing) for standing in begin.open if not standing.key.startswith("start:"))
-        self._state: LiveState = begin_watch(WatchPlan(world=begin.world, job=begin.job, baseline=baseline, open=live))
+        self._state: Watch = begin_watch(WatchPlan(world=begin.world, job=begin.job, baseline=baseline, open=live))
+        self._plain = PlainWatch(begin.world, hang_s=begin.hang_s)
         self._looks = 0
 
     def look(self, look: Look) -> Seen:
         """What follows from one look."""
-        self._state, changes = observe(self._state, look.reports, look.now)
+        self._state = retire(self._state, look.retired)
+        self._state, changes = observe(self._state, look.reports, now=look.now)
         standing = [_standing(change) for change in changes]
+        standing += [_standing(change) for change in self._plain.observe(look.plain, look.now)]
         if look.arrivals:
             standing += self._arrivals(look)
         self._looks += 1
@@ -64,7 +68,9 @@ class Analysis:
 
     def _arrivals(self, look: Look) -> list[Standing]:
         """Start-up findings; one that does not come again has ended."""
-        facts = ArrivalFacts(world=self._world, ranks=tuple(_arrival(note) for note in look.arrivals))
+        facts = ArrivalFacts(
+            world=self._world, ranks=msgspec.convert(msgspec.to_builtins(look.arrivals), tuple[Arrival, ...])
+        )
         found = {_start_key(finding): finding for finding in judge_arrivals(facts, look.now)}
         new = [Standing(key, "new", finding) for key, finding in found.items() if key not in self._open]
         self._open |= set(found)
@@ -75,16 +81,13 @@ def _start_key(finding: Finding) -> str:
     return f"start:{finding.kind}:{msgspec.json.encode(finding.suspects).decode()}"
 
 
-def _arrival(note: ArrivalNote) -> Arrival:
-    return msgspec.convert(msgspec.to_builtins(note), Arrival)
-
-
 def _live(standing: Standing) -> LiveFinding:
-    return LiveFinding(standing.key, standing.status, standing.finding, standing.began_step, standing.hard)
+    return msgspec.convert(msgspec.structs.asdict(standing), LiveFinding)
 
 
-def _standing(change: LiveFinding) -> Standing:
-    return Standing(change.key, change.status, change.finding, change.began_step, change.hard)
+def _standing(change: LiveFinding | PlainChange) -> Standing:
+    began = change.began_step if isinstance(change, LiveFinding) else None
+    return Standing(change.key, change.status, change.finding, began, change.hard)
 
 
 def main() -> int:

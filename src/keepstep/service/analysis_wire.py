@@ -8,6 +8,7 @@ import msgspec
 
 from keepstep.errors import RecordError
 from keepstep.records.events import Finding
+from keepstep.records.plain_samples import PlainReport
 from keepstep.records.summary import WatchReport
 
 __all__ = ["LENGTH", "MAX_FRAME_BYTES", "ArrivalNote", "Begin", "Look", "Seen", "Standing", "decode_frame", "framed"]
@@ -43,19 +44,25 @@ class ArrivalNote(msgspec.Struct, frozen=True):
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True):
-    """The first frame: the job, a baseline of an earlier run (empty: none), and the findings that are open."""
+    """The first frame: the job, a baseline of an earlier run (empty: none), and the findings that are open. `hang_s` is
+    how long a job that records nothing may stand still before that is told."""
 
     job: str
     world: int
+    hang_s: float = 5.0
     baseline: bytes = b""
     open: tuple[Standing, ...] = ()
 
 
 class Look(msgspec.Struct, frozen=True, tag=True):
-    """What came in since the last look, at wall-clock time `now`. `arrivals` is given while the job starts."""
+    """What came in since the last look, at wall-clock time `now`. `arrivals` is given while the job starts; `retired`
+    are ranks that have ended or are being replaced.
+    """
 
     now: float
     reports: tuple[WatchReport, ...] = ()
+    plain: tuple[PlainReport, ...] = ()
+    retired: tuple[int, ...] = ()
     arrivals: tuple[ArrivalNote, ...] = ()
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from keepstep.errors import RecordError
+from keepstep.records.plain_samples import PlainReport
 from keepstep.records.summary import WatchReport
 from keepstep.service.analysis_wire import (
     LENGTH,
@@ -50,11 +51,13 @@ class Analyst:
         self.pid: int | None = None
         self.baseline = b""
         self.arrivals: Callable[[], tuple[ArrivalNote, ...]] = tuple
+        self.retired: Callable[[], tuple[int, ...]] = tuple
         self._begin = begin
         self._on_change = on_change
         self._clock = clock
         self._log = log
         self._reports: deque[WatchReport] = deque(maxlen=_MOST_REPORTS)
+        self._plain: deque[PlainReport] = deque(maxlen=_MOST_REPORTS)
         self._open: dict[str, Standing] = {standing.key: standing for standing in begin.open}
         self._process: asyncio.subprocess.Process | None = None
         self._starts = 0
@@ -68,9 +71,12 @@ class Analyst:
         """The findings that stand now."""
         return tuple(self._open.values())
 
-    def take(self, report: WatchReport) -> None:
+    def take(self, report: WatchReport | PlainReport) -> None:
         """One report of an agent."""
-        self._reports.append(report)
+        if isinstance(report, PlainReport):
+            self._plain.append(report)
+        else:
+            self._reports.append(report)
         self._useful.set()
 
     def open(self) -> None:
@@ -95,9 +101,10 @@ class Analyst:
         async with self._looking:
             if self._process is None:
                 await self._start()
-            reports = tuple(self._reports)
+            reports, plain = tuple(self._reports), tuple(self._plain)
             self._reports.clear()
-            await self._ask(Look(self._clock.wall(), reports, self.arrivals()))
+            self._plain.clear()
+            await self._ask(Look(self._clock.wall(), reports, plain, self.retired(), self.arrivals()))
 
     async def close(self) -> None:
         """A last look, then the end of the process."""

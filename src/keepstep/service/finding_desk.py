@@ -13,17 +13,29 @@ from pathlib import Path
 import msgspec
 
 from keepstep.control.job_state import Directed
-from keepstep.control.roster import by_rank, live
+from keepstep.control.roster import Status, by_rank, live
 from keepstep.diagnosis.called import disagreements
-from keepstep.records.events import Finding
+from keepstep.diagnosis.replicas import ReplicaCheck
+from keepstep.records.events import Finding, Suspect
 from keepstep.records.finding_words import one_line, ranks_of
-from keepstep.records.messages import Fact, Hello, MemberExited, MemberStarted, ScriptFailed
+from keepstep.records.messages import (
+    Fact,
+    Hello,
+    MemberExited,
+    MemberStarted,
+    MemberStopped,
+    ScriptFailed,
+    StateDigest,
+)
 from keepstep.records.watch_messages import (
     Called,
     CheckHang,
     EvidenceGiven,
     GiveEvidence,
     HangDenied,
+    MemberHung,
+    MemberSlow,
+    PlainSeen,
     TellCalls,
     Watched,
 )
@@ -55,9 +67,13 @@ class FindingDesk:
         """`settings` say whether members are replaced on hard evidence and how much evidence stays."""
         spec = shell.state.spec
         self.analyst = Analyst(
-            Begin(spec.job, spec.world), self._on_change, clock=clock, log=directory / "logs" / "analysis.log"
+            Begin(spec.job, spec.world, settings.hang_s),
+            self._on_change,
+            clock=clock,
+            log=directory / "logs" / "analysis.log",
         )
         self.analyst.arrivals = self._arriving
+        self.analyst.retired = self._retired
         self._shell = shell
         self._keeper = keeper
         self._acts = settings.on_hang == "replace"
@@ -67,6 +83,7 @@ class FindingDesk:
         self._numbers: dict[str, int] = {}
         self._findings: dict[str, Finding] = {}
         self._checked: dict[str, float] = {}
+        self._replicas = ReplicaCheck()
         self._called: deque[Called] = deque(maxlen=_MOST_CALLED)
         self._starts: dict[str, ArrivalNote] = {}
         self._say: Callable[[str], None] = lambda text: console.say(f"keepstep: {text}", error=True)
@@ -74,7 +91,7 @@ class FindingDesk:
     def take(self, node: str, member: str, fact: Fact) -> bool:
         """Look at a fact before the job machine does; True if it is not for that."""
         match fact:
-            case Watched():
+            case Watched() | PlainSeen():
                 self.analyst.take(fact.report)
             case EvidenceGiven():
                 self._bundles.put_evidence(node, fact)
@@ -83,8 +100,14 @@ class FindingDesk:
             case Called():
                 self._called.append(fact)
                 self._compare_calls()
+            case StateDigest():
+                if (news := self._replicas.note(fact)) is not None:
+                    self._on_change(Standing(news.key, news.status, news.finding))
             case ScriptFailed():
                 self._ask_calls()
+                return False
+            case MemberStopped() | MemberHung():
+                self._note_still(node, fact)
                 return False
             case _:
                 self._note_start(node, member, fact)
@@ -116,14 +139,23 @@ class FindingDesk:
         finding = self._journalled(standing, number)
         if standing.status == "ended":
             self._findings.pop(standing.key, None)
-            self._say(f"finding {number} has ended: {one_line(finding)}")
+            self._tell(finding, f"finding {number} has ended: {one_line(finding)}")
             return
         self._findings[standing.key] = finding
         if not known:
-            self._say(f"finding {number}: {one_line(finding)}")
+            self._tell(finding, f"finding {number}: {one_line(finding)}")
             self._ask_evidence(finding)
-        if standing.hard:
+        if standing.hard and finding.kind == "compute_slow":
+            self._act_on_slow(finding)
+        elif standing.hard:
             self._check(standing.key, finding)
+
+    def _tell(self, finding: Finding, text: str) -> None:
+        """What is no alarm is for the journal and the log only."""
+        if finding.kind in _QUIET:
+            _log.debug("%s", text)
+        else:
+            self._say(text)
 
     def _journalled(self, standing: Standing, number: int) -> Finding:
         state = self._shell.state
@@ -168,14 +200,38 @@ class FindingDesk:
         order = CheckHang(self._shell.state.epoch, member.name, finding.wall, _APART_S)
         self._shell.order(Directed(member.node, "", order, f"hard evidence for finding {finding.number}?"))
 
+    def _act_on_slow(self, finding: Finding) -> None:
+        """A member that cannot be replaced by itself has held the others up for long: the machine decides."""
+        member = by_rank(self._shell.state.members).get(finding.rank if finding.rank is not None else -1)
+        if self._acts and member is not None:
+            why = "; ".join(finding.evidence[:2])
+            self._shell.feed(MemberSlow(member.name, member.rank, why), node=member.node, member=member.name)
+
+    def _note_still(self, node: str, fact: MemberStopped | MemberHung) -> None:
+        """A process stands still by hard evidence: a finding, unless the analysis has it already."""
+        if fact.rank < 0 or any(ranks_of(f) == (fact.rank,) for f in self._findings.values()):
+            return
+        stopped = isinstance(fact, MemberStopped)
+        finding = Finding(
+            kind="noncommunication_hang",
+            layer="host_cpu" if stopped else "undetermined",
+            rank=fact.rank,
+            node=node,
+            member=fact.member,
+            suspects=((Suspect(rank=fact.rank),),),
+            evidence=("its process is in state T: stopped by a signal" if stopped else "its stack does not move",),
+            next_probe="who stopped the process: a debugger, the host's memory guard, a person?" if stopped else "",
+        )
+        self._on_change(Standing(f"still:{fact.member}", "new", finding))
+
     def _denied(self, fact: HangDenied) -> None:
         """Nobody is replaced; what the check saw becomes part of the finding."""
-        _log.info("rank %d is not replaced: %s", fact.rank, fact.why)
         for key, finding in self._findings.items():
             if ranks_of(finding) != (fact.rank,) or key not in self._checked:
                 continue
             evidence = f"rank {fact.rank} was not replaced: {fact.why}"
             if evidence not in finding.evidence:
+                self._say(evidence)
                 layer = "application" if "lock of the script" in fact.why else finding.layer
                 changed = msgspec.structs.replace(finding, evidence=(*finding.evidence, evidence), layer=layer)
                 self._findings[key] = self._journalled(Standing(key, "updated", changed), finding.number)
@@ -216,8 +272,16 @@ class FindingDesk:
                 code = 128 + fact.signal if fact.signal else fact.code
                 self._starts[fact.member] = msgspec.structs.replace(self._starts[fact.member], exited=code)
 
+    def _retired(self) -> tuple[int, ...]:
+        """Ranks that nobody can hear: all in a membership change, and those that have made their last step."""
+        state = self._shell.state
+        steady = state.phase == "running" and state.change is None
+        working = {m.rank for m in live(state.members) if steady and m.status is not Status.FINISHED}
+        return tuple(rank for rank in range(state.spec.world) if rank not in working)
+
     def _arriving(self) -> tuple[ArrivalNote, ...]:
         """The starts of this attempt while not all ranks have arrived; nothing once they have."""
         if self._shell.state.phase not in ("starting", "ending"):
             self._starts.clear()
-        return tuple(self._starts.values())
+        joins = any(note.arrived is not None for note in self._starts.values())  # a script without keepstep never does
+        return tuple(self._starts.values()) if joins else ()

@@ -7,8 +7,6 @@ and where it stands at a lock of the script: a new member would come to stand th
 from __future__ import annotations
 
 import asyncio
-import linecache
-import re
 from pathlib import Path
 
 import msgspec
@@ -18,17 +16,15 @@ from keepstep.records.ring import SlotStatus, decode_ring
 from keepstep.records.watch_messages import CheckHang, HangDenied, MemberHung
 from keepstep.service.counters import process_counters
 from keepstep.service.member_process import MemberProcess
+from keepstep.service.stack_words import place_words, stands_at_a_lock
 from keepstep.service.stacks import StackFrame, take_stack
 
-__all__ = ["Look", "check_hang", "compared", "stands_at_a_lock"]
+__all__ = ["Look", "check_hang", "compared"]
 
 _BUSY_SHARE = 0.05
 """Processor time of a process that does nothing, as a share of the time between two looks."""
 _TAIL_SLOTS = 512
 _FIRST_POINT_TO_POINT = 10
-_LOCK_LINE = re.compile(r"\.(acquire|join|wait|wait_for|get|put)\(|\bwith\b.*(lock|cond|sem)", re.IGNORECASE)
-_LOCK_FILES = ("threading.py", "queue.py", "multiprocessing/synchronize.py", "concurrent/futures/_base.py")
-_LOADER_FILES = ("torch/utils/data/", "torchdata/", "keepstep/training/data.py")
 
 
 class Look(msgspec.Struct, frozen=True):
@@ -47,13 +43,16 @@ async def check_hang(member: MemberProcess, order: CheckHang, *, log: Path) -> M
     first = await asyncio.to_thread(_look, member, log)
     await asyncio.sleep(order.apart_s)
     second = await asyncio.to_thread(_look, member, log)
-    if why := compared(first, second, apart_s=order.apart_s):
+    if why := compared(first, second, apart_s=order.apart_s, alone=member.protected):
         return HangDenied(member.name, member.rank, why)
-    return MemberHung(member.name, member.rank, order.since, _where(second.frames), order.apart_s)
+    return MemberHung(member.name, member.rank, order.since, place_words(second.frames), order.apart_s)
 
 
-def compared(first: Look, second: Look, *, apart_s: float) -> str:
-    """Why two looks are no hard evidence of a hang; empty if they are."""
+def compared(first: Look, second: Look, *, apart_s: float, alone: bool) -> str:
+    """Why two looks are no hard evidence of a hang; empty if they are.
+
+    `alone` says that this one member would be replaced: where all start again, a lock may well be passed.
+    """
     if second.state in ("", "X", "Z"):
         return "its process is gone"
     if first.head != second.head:
@@ -65,37 +64,12 @@ def compared(first: Look, second: Look, *, apart_s: float) -> str:
     if not second.frames:
         return f"its stack cannot be known ({second.how})"
     if first.frames != second.frames:
-        return f"it works: its stack moved to {_where(second.frames)}"
-    if second.cpu_s - first.cpu_s > _BUSY_SHARE * apart_s:
-        return (
-            f"it works at {_where(second.frames)}: {second.cpu_s - first.cpu_s:.1f} s of processor time in {apart_s} s"
-        )
-    if stands_at_a_lock(second.frames):
-        return f"it stands at a lock of the script, where a new member would stand too: {_where(second.frames)}"
+        return f"it works: its stack moved to {place_words(second.frames)}"
+    if (used_s := second.cpu_s - first.cpu_s) > _BUSY_SHARE * apart_s:
+        return f"it works at {place_words(second.frames)}: {used_s:.1f} s of processor time in {apart_s} s"
+    if alone and stands_at_a_lock(second.frames):
+        return f"it stands at a lock of the script, where a new member would stand too: {place_words(second.frames)}"
     return ""
-
-
-def stands_at_a_lock(frames: tuple[StackFrame, ...]) -> bool:
-    """Whether the innermost call of a main thread waits for another thread of the script."""
-    if not frames or any(part in frame.file for frame in frames for part in _LOADER_FILES):
-        return False
-    if frames[0].file.endswith(_LOCK_FILES):
-        return True
-    return bool(_LOCK_LINE.search(linecache.getline(frames[0].file, frames[0].line)))
-
-
-def _where(frames: tuple[StackFrame, ...]) -> str:
-    """The place in words: the innermost call and, if that is another, the innermost one of the script's own."""
-    if not frames:
-        return "an unknown place"
-    inner = frames[0]
-    own = next((f for f in frames if not ("site-packages" in f.file or "/lib/python" in f.file)), inner)
-    return _line(inner) if own is inner else f"{_line(inner)}, called from {_line(own)}"
-
-
-def _line(frame: StackFrame) -> str:
-    source = linecache.getline(frame.file, frame.line).strip()[:120]
-    return f"{frame.function} ({frame.file}:{frame.line})" + (f": {source}" if source else "")
 
 
 def _look(member: MemberProcess, log: Path) -> Look:

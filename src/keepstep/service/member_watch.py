@@ -9,12 +9,14 @@ from pathlib import Path
 import msgspec
 
 from keepstep.records.messages import Fact
+from keepstep.records.plain_samples import PlainReport
 from keepstep.records.summary import WatchReport
 from keepstep.records.watch_messages import (
     CheckHang,
     EvidenceGiven,
     GiveEvidence,
     HangDenied,
+    PlainSeen,
     TellCalls,
     Watched,
     WatchOrder,
@@ -95,12 +97,12 @@ class MemberWatch:
         private, onset = self._last_words(member.name)
         self._upward(member.name, msgspec.structs.replace(verdict, private=private, onset=onset))
 
-    def _on_report(self, report: WatchReport) -> None:
-        self._from_thread(Watched(report))
+    def _on_report(self, report: WatchReport | PlainReport) -> None:
+        self._from_thread(PlainSeen(report) if isinstance(report, PlainReport) else Watched(report))
 
     def _on_evidence(self, piece: EvidenceGiven) -> None:
         self._from_thread(piece)
 
-    def _from_thread(self, fact: Watched | EvidenceGiven) -> None:
+    def _from_thread(self, fact: Watched | PlainSeen | EvidenceGiven) -> None:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._upward, "", fact)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import platform
 import threading
-import zlib
 from collections.abc import Callable, Iterable
 from importlib import metadata
 from typing import TYPE_CHECKING
@@ -17,16 +16,19 @@ import msgspec
 
 from keepstep import __version__
 from keepstep.errors import RecordError
+from keepstep.records.plain_samples import PlainReport
 from keepstep.records.summary import MemberProfile, MemberProgress, MemberSummary, WatchReport
 from keepstep.service.clock import Clock
 from keepstep.service.counters import host_sample
 from keepstep.service.member_process import MemberProcess
+from keepstep.service.plain_eyes import PlainEyes
+from keepstep.service.stack_words import digest_of
 from keepstep.service.stacks import spy_stack
 
 if TYPE_CHECKING:
     from keepstep.diagnosis.summarise import Summariser
 
-__all__ = ["Observer", "stack_digest"]
+__all__ = ["Observer"]
 
 _LOOK_S = 0.125
 _LOOKS_A_REPORT = 2
@@ -55,7 +57,7 @@ class Observer:
         members: Callable[[], Iterable[MemberProcess]],
         *,
         clock: Clock,
-        report: Callable[[WatchReport], None],
+        report: Callable[[WatchReport | PlainReport], None],
     ) -> None:
         """`members()` gives the processes that run now, from any thread."""
         self._node = node
@@ -81,12 +83,15 @@ class Observer:
         from keepstep.diagnosis.summarise import Summariser
 
         gathered = _Gathered()
+        plain = PlainEyes(self._node, clock=self._clock)
         looks = 0
         while not self._ending.wait(_LOOK_S):
             looks += 1
             running = [member for member in self._members() if member.rank >= 0]
             names = {member.name for member in running}
             self._known = {name: kept for name, kept in self._known.items() if name in names}
+            if (seen := plain.look([member for member in running if not member.protected])) is not None:
+                self._report(seen)
             for member in running:
                 kept = self._known.setdefault(member.name, _Watched(Summariser()))
                 self._look_at(member, kept, gathered)
@@ -123,7 +128,7 @@ class Observer:
             return 0
         if now - kept.stack_at >= _STACK_EVERY_S:
             kept.stack_at = now
-            kept.stack = stack_digest(member.process.pid)
+            kept.stack = digest_of(spy_stack(member.process.pid).main)
         return kept.stack
 
     def _send(self, gathered: _Gathered) -> None:
@@ -153,15 +158,6 @@ class _Gathered:
 
     def __bool__(self) -> bool:
         return bool(self.profiles or self.windows or self.progress)
-
-
-def stack_digest(pid: int) -> int:
-    """63 bits that change when the main thread of `pid` stands somewhere else; 0 if it cannot be known."""
-    frames = spy_stack(pid).main
-    if not frames:
-        return 0
-    text = "\n".join(f"{frame.function} {frame.file}:{frame.line}" for frame in frames).encode()
-    return (zlib.crc32(text) << 31 | zlib.adler32(text) >> 1) or 1
 
 
 def _described(profile: MemberProfile) -> MemberProfile:

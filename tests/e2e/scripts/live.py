@@ -52,11 +52,17 @@ def stand_still() -> None:
     time.sleep(600)
 
 
-def batches(rank: int):
-    for number in range(10**6):
-        if how == "data" and go_wrong(rank, number):
-            stand_still()
-        yield torch.full((4, 8), number / 100.0)
+class Batches:
+    """The same batches for everybody, from the start each time they are iterated."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def __iter__(self):
+        for number in range(10**6):
+            if how == "data" and go_wrong(self.rank, number):
+                stand_still()
+            yield torch.full((4, 8), number / 100.0)
 
 
 with keepstep.join() as job:
@@ -64,7 +70,7 @@ with keepstep.join() as job:
     model = torch.nn.Linear(8, 8)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     job.track(model=model, optimizer=optimizer)
-    stream = job.data(batches(job.rank))
+    stream = job.data(Batches(job.rank))
     for step in job.steps(total=args.steps):
         with step:
             model(next(stream)).pow(2).mean().backward()

@@ -1,0 +1,246 @@
+"""The watch of a job that records nothing: hangs and slow members by stacks and processor time alone. Pure.
+
+Hang: for a while no rank of the job uses a processor and no stack moves. The origin is the rank that stands outside the
+collectives in which all others wait. Slow: over many looks all ranks but one are mostly found waiting in collectives.
+Both abstain where the looks do not single anybody out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable
+
+import msgspec
+
+from keepstep.records.finding import Finding, Layer, Suspect
+from keepstep.records.plain_samples import PlainReport, PlainSample
+
+__all__ = ["PlainChange", "PlainWatch"]
+
+_KEPT = 60
+_BUSY_SHARE = 0.01
+_LEAST_LOOKS = 4
+_STALE_S = 4.0
+_SLOW_LOOKS = 15
+_OTHERS_WAIT = 0.6
+_SUSPECT_WAITS = 0.2
+_GONE_AFTER = 5
+_HARD_AFTER = 3
+"""A hang that has lasted so many times `hang_s`, or a slow rank so many spells of looks, may be acted on."""
+_LAYERS: dict[str, Layer] = {"data": "dataloader", "lock": "application", "storage": "storage"}
+
+
+class PlainChange(msgspec.Struct, frozen=True):
+    """A finding that is new, updated or ended; `hard` says that its one suspect may be restarted after a check."""
+
+    key: str
+    status: str
+    finding: Finding
+    hard: bool = False
+
+
+class _Look(msgspec.Struct, frozen=True):
+    wall: float
+    node: str
+    sample: PlainSample
+
+
+class PlainWatch:
+    """What is remembered of one job of `world` ranks.
+
+    A hang is told after `hang_s` seconds without any movement, and is hard evidence after three times as long.
+    """
+
+    def __init__(self, world: int, *, hang_s: float) -> None:
+        self._world = world
+        self._hang_s = hang_s
+        self._looks: dict[int, deque[_Look]] = {}
+        self._members: dict[int, str] = {}
+        self._network: dict[str, deque[tuple[float, int]]] = {}
+        self._open: dict[str, tuple[Finding, bool]] = {}
+        self._missed: Counter[str] = Counter()
+        self._slow_since: dict[str, float] = {}
+
+    def observe(self, reports: Iterable[PlainReport], now: float) -> tuple[PlainChange, ...]:
+        """What the `reports` change, at wall-clock time `now`."""
+        fresh = False
+        for report in reports:
+            self._network.setdefault(report.node, deque(maxlen=_KEPT)).append((report.wall, report.network_bytes))
+            for sample in report.samples:
+                fresh = True
+                self._take(_Look(report.wall, report.node, sample))
+        return self._changes(self._judge(now)) if fresh else ()
+
+    def _take(self, look: _Look) -> None:
+        rank = look.sample.rank
+        if self._members.get(rank) != look.sample.member:  # a new process: the job was started again
+            self._members[rank] = look.sample.member
+            self._looks[rank] = deque(maxlen=_KEPT)
+        self._looks[rank].append(look)
+
+    def _judge(self, now: float) -> dict[str, tuple[Finding, bool]]:
+        """All findings that hold now, by key."""
+        newest = {rank: looks[-1] for rank, looks in self._looks.items()}
+        if len(newest) < self._world or any(now - look.wall > _STALE_S for look in newest.values()):
+            return {}
+        still_s = min(_still_s(looks) for looks in self._looks.values())
+        if still_s >= self._hang_s:
+            finding = self._hang(newest, still_s)
+            hard = (
+                still_s >= 3 * self._hang_s and finding.kind == "noncommunication_hang" and len(finding.suspects) == 1
+            )
+            return {f"plain:{finding.kind}": (finding, hard)}
+        slow = self._slow()
+        return {} if slow is None else {f"plain:slow:{slow.rank}": (slow, False)}
+
+    def _changes(self, found: dict[str, tuple[Finding, bool]]) -> tuple[PlainChange, ...]:
+        changes: list[PlainChange] = []
+        for key, (finding, hard) in found.items():
+            self._missed[key] = 0
+            before = self._open.get(key)
+            if before is None:
+                changes.append(PlainChange(key, "new", finding, hard))
+            elif before[0].suspects != finding.suspects or hard != before[1]:
+                changes.append(PlainChange(key, "updated", finding, hard))
+            self._open[key] = (finding, hard)
+        for key in [key for key in self._open if key not in found]:
+            self._missed[key] += 1
+            if self._missed[key] >= _GONE_AFTER:
+                finding, _ = self._open.pop(key)
+                changes.append(PlainChange(key, "ended", finding))
+        return tuple(changes)
+
+    # -------------------------------------------------------------- a job that stands still
+
+    def _hang(self, newest: dict[int, _Look], still_s: float) -> Finding:
+        waiting = {rank: look for rank, look in newest.items() if look.sample.place == "collective"}
+        outside = {rank: look for rank, look in newest.items() if rank not in waiting}
+        notes = (f"for {still_s:.0f} s no rank used a processor and no stack moved", *self._quiet(newest, still_s))
+        if waiting and outside and len(outside) <= max(1, self._world // 4):
+            return _origin(outside, waiting, notes)
+        if not outside:
+            return _all_inside(waiting, notes)
+        return Finding(
+            kind="undetermined",
+            victims=tuple(sorted(waiting)),
+            confidence=0.3,
+            evidence=(*notes, *_places(newest)),
+            next_probe="the stacks of all ranks, again a minute later: which of them moved?",
+        )
+
+    def _quiet(self, newest: dict[int, _Look], still_s: float) -> list[str]:
+        """What the interfaces moved in the meantime."""
+        notes = []
+        for node in sorted({look.node for look in newest.values()}):
+            seen = [item for item in self._network.get(node, ()) if item[0] >= newest[min(newest)].wall - still_s]
+            if len(seen) > 1:
+                rate = (seen[-1][1] - seen[0][1]) / max(seen[-1][0] - seen[0][0], 1e-3)
+                notes.append(f"the interfaces of node {node} moved {rate:.0f} B/s")
+        return notes
+
+    # -------------------------------------------------------------- a job that is slowed down
+
+    def _slow(self) -> Finding | None:
+        if any(len(looks) < _SLOW_LOOKS for looks in self._looks.values()) or self._world < 2:
+            return None
+        places = {r: Counter(k.sample.place for k in list(q)[-_SLOW_LOOKS:]) for r, q in self._looks.items()}
+        waits = {rank: count["collective"] / _SLOW_LOOKS for rank, count in places.items()}
+        suspects = [rank for rank, share in waits.items() if share <= _SUSPECT_WAITS]
+        others = [share for rank, share in waits.items() if rank not in suspects]
+        if len(suspects) != 1 or not others or min(others) < _OTHERS_WAIT:
+            return None
+        return self._slow_finding(suspects[0], places[suspects[0]], waits)
+
+    def _slow_finding(self, rank: int, places: Counter[str], waits: dict[int, float]) -> Finding:
+        looks = list(self._looks[rank])[-_SLOW_LOOKS:]
+        place, times = places.most_common(1)[0]
+        span_s = max(looks[-1].wall - looks[0].wall, 1e-3)
+        starved = (looks[-1].sample.run_delay_us - looks[0].sample.run_delay_us) / 1e6 / span_s
+        where = Counter(look.sample.where for look in looks if look.sample.where).most_common(1)
+        others = min(share for other, share in waits.items() if other != rank)
+        if starved > 0.5:
+            place = "starved"
+        return Finding(
+            kind="imbalance" if place == "starved" else "compute_slow",
+            layer="host_cpu" if place == "starved" else _LAYERS.get(place, "undetermined"),
+            rank=rank,
+            node=looks[-1].node,
+            suspects=() if place == "starved" else ((Suspect(rank=rank),),),
+            victims=tuple(sorted(r for r in waits if r != rank)),
+            confidence=0.75 if place == "data" else 0.6,
+            evidence=(
+                f"in {_SLOW_LOOKS} looks the others waited in collectives {others:.0%} of the time or more, "
+                f"rank {rank} {waits[rank]:.0%}",
+                f"rank {rank} was found {times} times at: {place}",
+                *(f"most often at {text}" for text, _ in where),
+            ),
+            next_probe="the step and phase times of this rank against the others'",
+        )
+
+
+def _still_s(looks: deque[_Look]) -> float:
+    """For how long a rank has not moved: one stack, no processor time; 0 where its stack is unknown."""
+    last = looks[-1]
+    if not last.sample.stack and last.sample.state != "T":
+        return 0.0
+    first = last
+    for look in reversed(looks):
+        span_s = last.wall - look.wall
+        busy_s = (last.sample.cpu_us - look.sample.cpu_us) / 1e6
+        if look.sample.stack != last.sample.stack or busy_s > _BUSY_SHARE * max(span_s, 1.0):
+            break
+        first = look
+    return last.wall - first.wall
+
+
+def _origin(outside: dict[int, _Look], waiting: dict[int, _Look], notes: tuple[str, ...]) -> Finding:
+    ranks = sorted(outside)
+    first = outside[ranks[0]]
+    frozen = any(look.sample.state == "T" for look in outside.values())
+    return Finding(
+        kind="noncommunication_hang",
+        layer="host_cpu" if frozen else _LAYERS.get(first.sample.place, "undetermined"),
+        rank=ranks[0] if len(ranks) == 1 else None,
+        node=first.node,
+        suspects=tuple((Suspect(rank=rank),) for rank in ranks),
+        victims=tuple(sorted(waiting)),
+        confidence=0.9 if len(ranks) == 1 else 0.6,
+        evidence=(*notes, f"ranks {_some(waiting)} wait in collectives", *_places(outside)),
+        next_probe="" if len(ranks) == 1 else "the stacks of these ranks: what do they wait for?",
+    )
+
+
+def _all_inside(waiting: dict[int, _Look], notes: tuple[str, ...]) -> Finding:
+    """Everybody waits in a collective: in the same one, or one of them in another one than the rest."""
+    sides = Counter(look.sample.where for look in waiting.values())
+    (_, most), *rest = sides.most_common()
+    minority = sorted(rank for rank, look in waiting.items() if sides[look.sample.where] < most)
+    if rest and minority:
+        return Finding(
+            kind="collective_mismatch",
+            layer="application",
+            suspects=tuple((Suspect(rank=rank),) for rank in minority),
+            victims=tuple(sorted(set(waiting) - set(minority))),
+            confidence=0.7,
+            evidence=(*notes, "all ranks wait in collectives, not all in the same one", *_places(waiting)),
+            next_probe="compare the branches that lead to these lines",
+        )
+    return Finding(
+        kind="communication_hang",
+        suspects=(tuple(Suspect(rank=rank) for rank in sorted(waiting)[:64]),),
+        confidence=0.5,
+        evidence=(*notes, "all ranks wait in one collective that nobody finishes", *_places(waiting)),
+        next_probe="a Flight Recorder dump of every rank, or an echo between the nodes, pair by pair",
+    )
+
+
+def _places(looks: dict[int, _Look]) -> list[str]:
+    return [
+        f"rank {rank} stands at {look.sample.where or look.sample.at or 'an unknown place'}"
+        + (" (frozen)" if look.sample.state == "T" else "")
+        for rank, look in sorted(looks.items())[:8]
+    ]
+
+
+def _some(ranks: dict[int, _Look]) -> str:
+    return ", ".join(map(str, sorted(ranks)[:8])) + (" and others" if len(ranks) > 8 else "")
