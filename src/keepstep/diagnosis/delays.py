@@ -23,6 +23,7 @@ __all__ = ["hold_cells", "link_verdicts"]
 _SHARE = 0.03
 _SCATTER = 4.5
 _REFRESH = 8
+_OUTLIER = 3.0
 _FEW = 4
 _MOST_FINDINGS = 32
 
@@ -38,6 +39,9 @@ def link_verdicts(watch: Watch, step: int) -> Iterator[Verdict]:
     send_usual, send_scatter, receive_usual, receive_scatter = normal
     steps = np.arange(step - STEPS + 1, step + 1)
     lasted = max(float(np.median(watch.history.of("duration_us", step, STEPS))), 1.0)
+    each = np.median(watch.history.of("duration_us", step, STEPS), axis=0)
+    if each.max() > _OUTLIER * np.median(each):
+        return  # a single step that stood still is in the mean of its window
     at = steps % PAIR_COLUMNS
     send = pairs.values["send"][:, at] - send_usual[:, None]
     limit = np.maximum(_SHARE * lasted, _SCATTER * 1.25 / np.sqrt(STEPS) * send_scatter)

@@ -8,7 +8,7 @@ import numpy as np
 
 from keepstep.diagnosis.live_state import Verdict, Watch
 from keepstep.diagnosis.roles import explained_by_place, families_of
-from keepstep.diagnosis.slowness import STEPS, Excess, slow_ranks, usual
+from keepstep.diagnosis.slowness import STEPS, Excess, present_scatter, slow_ranks, usual
 from keepstep.diagnosis.windows import Numbers
 from keepstep.records.finding import Finding, Layer, Suspect
 
@@ -16,9 +16,9 @@ __all__ = ["data_verdicts", "slow_verdicts"]
 
 _EXPLAINS = 0.5
 _ACCELERATORS = ("nvidia", "gpu", "cuda", "amd instinct", "rocm", "tpu", "gaudi", "ascend")
-_DATA_SHARE = 0.03
+_DATA_SHARE = 0.05
 _STALL_SHARE = 0.3
-_SCATTER = 5.0
+_SCATTER = 6.0
 
 
 def slow_verdicts(watch: Watch, step: int, roles: Numbers) -> Iterator[Verdict]:
@@ -158,15 +158,13 @@ def data_verdicts(watch: Watch, step: int) -> Iterator[Verdict]:
     for rank, anchor in watch.data_anchors.items():
         middle[rank] = anchor
     known = count >= STEPS
-    least = max(_DATA_SHARE, 0.0 if known else 2 * _DATA_SHARE) * lasted
-    limit = np.maximum(least, _SCATTER * scatter / np.sqrt(STEPS)) if known else np.full(len(recent), least)
-    extra = np.median(recent, axis=1) - (middle if known else 0.0)
-    above = (
-        np.count_nonzero(recent - (middle if known else 0.0)[:, None] > 0.5 * limit[:, None], axis=1)
-        if known
-        else (np.count_nonzero(recent > 0.5 * least, axis=1))
-    )
-    late = np.flatnonzero((extra > limit) & (above >= STEPS - 1)).tolist()
+    shift = recent - middle[:, None] if known else recent
+    least = _DATA_SHARE * lasted * (1 if known else 2)
+    scatter = np.maximum(scatter, present_scatter(shift))
+    limit = np.maximum(least, _SCATTER * scatter / np.sqrt(STEPS))
+    extra = np.median(shift, axis=1) - np.maximum(_waits_for_cpu(watch, step), 0.0)
+    often = np.count_nonzero(shift > 0.5 * limit[:, None], axis=1) >= STEPS - 1
+    late = np.flatnonzero((extra > limit) & often).tolist()
     if not known and explained_by_place(late, families_of(watch.profiles, watch.plan.world)):
         return
     for rank in late:

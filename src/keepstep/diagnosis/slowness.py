@@ -7,6 +7,7 @@ has to last longer than those before it counts: a straggler that moves on is no 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,11 +16,26 @@ from keepstep.diagnosis.live_state import Burst, Watch
 from keepstep.diagnosis.roles import lower_medians
 from keepstep.diagnosis.windows import COLUMNS, Numbers
 
-__all__ = ["STEPS", "Excess", "forget_spell", "judge_step", "note_spells", "slow_ranks", "steps_needed", "usual"]
+__all__ = [
+    "STEPS",
+    "STRONG_STEPS",
+    "Excess",
+    "forget_spell",
+    "judge_step",
+    "note_spells",
+    "present_scatter",
+    "slow_ranks",
+    "steps_needed",
+    "usual",
+]
 
 STEPS = 6
 """Steps that a fault has to show before it is named."""
 
+STRONG_STEPS = 4
+"""Steps that a strong one has to show."""
+
+_STRONG_RATIO = 0.17
 _PAST = 64
 _FEW = 8
 _SCATTER = 4.5  # standard errors; 1e-6 one-sided under a normal distribution
@@ -75,42 +91,54 @@ def usual(values: Numbers, judged: Numbers, *, last: int, newest: int) -> tuple[
     return middle, np.maximum(scatter, 0.5 * float(np.median(scatter))), len(steps)
 
 
-def steps_needed(watch: Watch, rank: int, step: int) -> int:
-    """How many steps in a row a rank has to be slow: more where spells that ended by themselves were seen of others."""
+def steps_needed(watch: Watch, step: int, *, least: int = STEPS) -> int:
+    """How many steps in a row a rank has to be slow, at least: more where spells that ended by themselves were seen."""
     lengths = [burst.length for burst in watch.bursts if burst.last > step - _MEMORY and burst.length >= 2]
-    return max(STEPS, 2 * max(lengths, default=0) + 1)
+    return max(least, 2 * max(lengths, default=0) + 1)
 
 
 def slow_ranks(watch: Watch, step: int) -> list[Excess]:
-    """The ranks whose own time is beyond what their past and their peers allow, at `step`."""
+    """The ranks whose own time is beyond what their past and their peers allow, at `step`.
+
+    A strong effect is named after `STRONG_STEPS`, a weaker one after `STEPS`.
+    """
+    found: dict[int, Excess] = {}
+    for count, surely in ((STRONG_STEPS, True), (STEPS, False)):
+        for one in _slower_than_usual(watch, step, count=count, surely=surely):
+            found.setdefault(one.rank, one)
+    for one in _slow_from_the_start(watch, step):
+        found.setdefault(one.rank, one)
+    return [found[rank] for rank in sorted(found)]
+
+
+def _slower_than_usual(watch: Watch, step: int, *, count: int, surely: bool) -> Iterator[Excess]:
+    """Against their own past, over the last `count` steps. `surely`: in all of them and by twice what is allowed."""
     history = watch.history
-    columns = history.columns(step, STEPS)
-    if len(columns) < STEPS or not _judged(history.judged, step, STEPS):
-        return []
-    recent, excess = history.ratio[:, columns], history.excess[:, columns]
-    lasted = np.maximum(np.median(history.of("duration_us", step, STEPS), axis=1), 1.0)
-    middle, scatter, count = usual(history.ratio, history.judged, last=step, newest=STEPS)
-    found = []
-    if count >= _FEW:
-        usual_excess = usual(history.excess, history.judged, last=step, newest=STEPS)[0]
-        for rank, anchor in watch.anchors.items():
-            middle[rank], scatter[rank], usual_excess[rank] = anchor
-        scatter = np.maximum(scatter, _present_scatter(recent - middle[:, None]))
-        limit = np.maximum(_LEAST_RATIO, _SCATTER * _MEDIAN_ERROR * np.maximum(scatter, 0.005) / np.sqrt(STEPS))
-        shift = np.median(recent, axis=1) - middle
-        above = np.count_nonzero(recent - middle[:, None] > 0.5 * limit[:, None], axis=1)
-        matters = np.median(excess, axis=1) - usual_excess > _LEAST_SHARE * lasted
-        for rank in np.flatnonzero((shift > limit) & (above >= STEPS - 1) & matters).tolist():
-            spell = _spell(history.ratio[rank] - middle[rank], history.judged, step, limit=0.5 * float(limit[rank]))
-            if spell >= steps_needed(watch, rank, step) - 1:
-                extra = float(np.median(excess[rank]))
-                margin = float(shift[rank] / limit[rank])
-                found.append(Excess(rank, float(shift[rank]), extra, margin, True, spell))
-    named = {excess.rank for excess in found}
-    return found + [one for one in _slow_from_the_start(watch, step) if one.rank not in named]
+    if not _judged(history.judged, step, count):
+        return
+    middle, scatter, past = usual(history.ratio, history.judged, last=step, newest=STEPS)
+    if past < _FEW:
+        return
+    columns = history.columns(step, count)
+    usual_excess = usual(history.excess, history.judged, last=step, newest=STEPS)[0]
+    for rank, anchor in watch.anchors.items():
+        middle[rank], scatter[rank], usual_excess[rank] = anchor
+    shifts = history.ratio[:, columns] - middle[:, None]
+    scatter = np.maximum(scatter, present_scatter(shifts))
+    limit = np.maximum(_LEAST_RATIO, _SCATTER * _MEDIAN_ERROR * np.maximum(scatter, 0.005) / np.sqrt(count))
+    excess = np.median(history.excess[:, columns], axis=1)
+    shift = np.median(shifts, axis=1)
+    lasted = np.maximum(np.median(history.of("duration_us", step, count), axis=1), 1.0)
+    matters = excess - usual_excess > _LEAST_SHARE * lasted
+    above = np.count_nonzero(shifts > 0.5 * limit[:, None], axis=1) >= count - (0 if surely else 1)
+    strong = (shift > 2 * limit) & (shift > _STRONG_RATIO) if surely else shift > limit
+    for rank in np.flatnonzero(strong & above & matters).tolist():
+        spell = _spell(history.ratio[rank] - middle[rank], history.judged, step, limit=0.5 * float(limit[rank]))
+        if spell >= steps_needed(watch, step, least=count) - (0 if surely else 1):
+            yield Excess(rank, float(shift[rank]), float(excess[rank]), float(shift[rank] / limit[rank]), True, spell)
 
 
-def _present_scatter(shift: Numbers) -> Numbers:
+def present_scatter(shift: Numbers) -> Numbers:
     """How far the last steps scatter: each rank's own, and at least that of all ranks together.
 
     A job whose work begins to vary from step to step is seen here before its past shows it.
@@ -139,7 +167,7 @@ def _slow_from_the_start(watch: Watch, step: int) -> list[Excess]:
         Excess(rank, float(level[rank]), float(np.median(excess[rank])), float(level[rank] / limit[rank]), False, count)
         for rank in np.flatnonzero((level > limit) & always & matters).tolist()
         if _spell(history.ratio[rank], history.judged, step, limit=0.5 * float(limit[rank]))
-        >= steps_needed(watch, rank, step)
+        >= steps_needed(watch, step)
     ]
 
 
