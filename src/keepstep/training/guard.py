@@ -152,6 +152,7 @@ class Guard:
         if act is not None:
             self._do(act)
         version = self.state.version
+        self._checkup.kept(version, self._tracked())
         plan = self.fabric.switch_paths()
         if plan:
             self.link.say(PathsReady(plan, installed=True, version=version))
