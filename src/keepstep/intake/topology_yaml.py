@@ -78,7 +78,7 @@ def read_yaml_topology(text: str, *, where: str = "") -> Topology | ClosShape:
     if file.clos is not None:
         if file.switches or file.hosts or file.cables:
             raise RecordError("clos: and switches, hosts, cables exclude each other", where=where)
-        return file.clos
+        return msgspec.structs.replace(file.clos, name=file.name)
     switches = tuple(Switch(name, one.tier, one.domains) for one in file.switches for name in expand_hosts(one.name))
     ports = tuple(port for host in file.hosts for port in _ports(host, file.gbps))
     cables: list[Cable] = []

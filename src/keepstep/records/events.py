@@ -15,6 +15,7 @@ from keepstep.records.lifecycle import (
     StepProgress,
     without_secret,
 )
+from keepstep.records.plan import TrafficChange, TrafficOutcome, TrafficRoutes
 from keepstep.records.schema import SCHEMA
 
 __all__ = [
@@ -36,10 +37,24 @@ __all__ = [
     "Record",
     "StepProgress",
     "Suspect",
+    "TrafficChange",
+    "TrafficOutcome",
+    "TrafficRoutes",
     "without_secret",
 ]
 
 Event = (
-    JobStarted | JobEnded | MemberRecord | FactRecord | OrderRecord | StepProgress | Finding | Incident | DrillRecord
+    JobStarted
+    | JobEnded
+    | MemberRecord
+    | FactRecord
+    | OrderRecord
+    | StepProgress
+    | Finding
+    | Incident
+    | DrillRecord
+    | TrafficChange
+    | TrafficRoutes
+    | TrafficOutcome
 )
 """Any record of the journal; its tag (the class name) is the field `record` of a line."""

@@ -17,7 +17,7 @@ from keepstep.traffic.flows import flows_of
 from keepstep.traffic.hashing import expected_fullest
 from keepstep.traffic.network import Network
 
-__all__ = ["Policy", "worth_planning"]
+__all__ = ["Policy", "Worth", "worth_planning"]
 
 _BITS = 8e-9
 
@@ -30,19 +30,26 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     min_gain: float = 0.01
 
 
+class Worth(msgspec.Struct, frozen=True):
+    """The flows that deserve a plan, advice for every collective, the regular flows that leave each leaf at once."""
+
+    flows: tuple[Flow, ...]
+    advice: tuple[Advice, ...]
+    crossing: dict[str, int]
+
+
 def worth_planning(
     demand: Demand, network: Network, *, policy: Policy | None = None, others: Mapping[str, int] | None = None
-) -> tuple[list[Flow], list[Advice]]:
-    """The flows that deserve a plan, and advice for every collective. `others`: planned flows of other jobs by leaf.
+) -> Worth:
+    """What of `demand` is worth a plan. `others`: flows of other jobs that leave each leaf, planned or not.
 
     Raises TrafficError as `flows_of`.
     """
     policy = policy or Policy()
     regular = [use for use in demand.uses if not use.data_dependent]
-    flows = flows_of(demand, network, uses=regular)
     by_use: dict[str, list[Flow]] = {use.name: [] for use in demand.uses}
     leaving: Counter[tuple[float, float, str]] = Counter()
-    for flow in flows:
+    for flow in flows_of(demand, network, uses=regular):
         by_use[flow.use].append(flow)
         if _leaf(network, flow.source) != _leaf(network, flow.destination):
             leaving[flow.start_s, flow.end_s, _leaf(network, flow.source)] += 1
@@ -55,7 +62,10 @@ def worth_planning(
         advice.append(answer)
         if answer.plan:
             chosen += by_use[use.name]
-    return chosen, advice
+    crossing: dict[str, int] = {}
+    for (_, _, leaf), count in leaving.items():
+        crossing[leaf] = max(crossing.get(leaf, 0), count)
+    return Worth(tuple(chosen), tuple(advice), crossing)
 
 
 def _judge(use: CollectiveUse, inputs: dict[str, float], *, policy: Policy, job: str) -> Advice:
@@ -77,9 +87,13 @@ def _judge(use: CollectiveUse, inputs: dict[str, float], *, policy: Policy, job:
     saved = inputs["transfer_s"] * (slowdown - 1)
     inputs["gain"] = gain = saved / (inputs["step_s"] or inputs["transfer_s"] * slowdown)
     if gain < policy.min_gain:
-        few = f"{flows} flows on {spines} spines" if slowdown < 1.2 else "little of the step is transfer"
+        few = (
+            f"{flows} flow{'s' * (flows != 1)} on {spines} uplinks"
+            if slowdown < 1.2
+            else "little of the step is transfer"
+        )
         return say(False, f"{few}: hashing costs {gain:.2%} of the time, below {policy.min_gain:.0%}")
-    return say(True, f"hashing {flows} flows on {spines} spines would cost {gain:.1%} of the time")
+    return say(True, f"hashing {flows} flows on {spines} uplinks would cost {gain:.1%} of the time")
 
 
 def _inputs(

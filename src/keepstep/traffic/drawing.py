@@ -124,7 +124,8 @@ def _switches(network: Network, tiers: dict[int, list[str]], *, place: dict[str,
                 f'<rect x="{x - _BOX / 2:.0f}" y="{y - 14:.0f}" width="{_BOX}" height="28" rx="5" fill="#f4f4f0" '
                 f'stroke="{edge}"/>'
             )
-            yield f'<text x="{x:.0f}" y="{y + 4:.0f}" text-anchor="middle" fill="#222">{escape(_short(name))}</text></g>'
+            words = escape(_short(name))
+            yield f'<text x="{x:.0f}" y="{y + 4:.0f}" text-anchor="middle" fill="#222">{words}</text></g>'
             if tier == 1:
                 yield from _hosts(list(hosts.get(name, ())), x, y=y)
 

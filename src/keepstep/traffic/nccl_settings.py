@@ -39,7 +39,7 @@ class NcclSettings(msgspec.Struct, frozen=True):
         """Lines for a shell, reasons as comments."""
         lines = [f"# keepstep traffic plan of job {self.job}: {self.tested}"]
         for name, value in self.environment.items():
-            lines += [f"# {self.reasons[name]}", f"export {name}={value}"]
+            lines += [f"# {self.reasons[name]}", f"export {name}='{value}'"]
         lines += ["# Not exportable:"] + [f"#  - {what}" for what in self.not_exportable]
         return "\n".join(lines)
 
@@ -62,7 +62,10 @@ def nccl_settings(
     }
     ways = len({(route.path[1], route.lane) for route in routes if len(route.path) > 1})
     queue_pairs = max(1, min(_MOST_QPS, ways))
-    chosen["NCCL_IB_QPS_PER_CONNECTION"] = (str(queue_pairs), f"the plan uses {ways} ways; more hashes even out better")
+    chosen["NCCL_IB_QPS_PER_CONNECTION"] = (
+        str(queue_pairs),
+        f"flows of the plan take {ways} way{'s' * (ways != 1)}, one queue pair each",
+    )
     if queue_pairs > 1:
         chosen["NCCL_IB_SPLIT_DATA_ON_QPS"] = ("1", "every message is shared out over all queue pairs")
     if traffic_class is not None:

@@ -88,6 +88,20 @@ class Planner:
             self._parts[part].add(wanted)
         return self._changed(by_part, fresh=slots, local=local)
 
+    def extend(self, job: str, flows: Sequence[Flow], *, advice: Sequence[Advice] = ()) -> Change:
+        """Plan further `flows` of a job that is there; none of its others moves unless it must. Raises TrafficError."""
+        before = self._of_job.pop(job, None)
+        local_before, advice_before = self._local.pop(job, ()), self.advice.pop(job, ())
+        if before is None:
+            raise TrafficError(f"job {job!r} is not in the plan")
+        try:
+            change = self.arrive(job, flows, advice=advice)
+        finally:
+            self._of_job[job] = [*before, *self._of_job.get(job, [])]
+            self._local[job] = (*local_before, *self._local.get(job, ()))
+            self.advice.setdefault(job, advice_before)
+        return change
+
     def leave(self, job: str) -> Change:
         """Take a job out. Raises TrafficError if it is not there."""
         if job not in self._of_job:

@@ -1,0 +1,70 @@
+"""What the recorder of a run says of its traffic: rings found in a run directory, and where its ranks sat."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from keepstep.errors import RecordError, UsageError
+from keepstep.records.demand import Seat
+from keepstep.records.events import MemberRecord
+from keepstep.records.ring import Ring, decode_ring
+from keepstep.store.journal import read_journal
+from keepstep.traffic.observed import Observed, observe
+
+__all__ = ["observed_run", "rings_of", "seats_on"]
+
+_MOST_BYTES = 1 << 30
+
+
+def rings_of(directory: Path) -> dict[int, Ring]:
+    """The newest ring of every rank below `directory`. Raises UsageError if there is none, RecordError for damage."""
+    rings: dict[int, Ring] = {}
+    for path in sorted(directory.rglob("*.ring")):
+        try:
+            if path.stat().st_size > _MOST_BYTES:
+                raise RecordError(f"larger than {_MOST_BYTES} bytes", where=str(path))
+            ring = decode_ring(path.read_bytes())
+        except OSError as error:
+            raise RecordError(f"cannot be read: {error.strerror or error}", where=str(path)) from error
+        rank = ring.header.rank
+        if rank >= 0 and (rank not in rings or rings[rank].header.heartbeat_ns < ring.header.heartbeat_ns):
+            rings[rank] = ring
+    if not rings:
+        raise UsageError("no recorder ring below it", where=str(directory), remedy="rings are kept at every loss")
+    return rings
+
+
+def seats_on(ranks: Sequence[int], hosts: Sequence[str]) -> list[Seat]:
+    """`ranks` in order shared out over `hosts`. Raises UsageError if they do not divide."""
+    if not hosts or len(ranks) % len(hosts):
+        raise UsageError(f"{len(ranks)} ranks cannot be shared out over {len(hosts)} hosts")
+    each = len(ranks) // len(hosts)
+    return [Seat(rank, hosts[place // each], place % each, each) for place, rank in enumerate(sorted(ranks))]
+
+
+def observed_run(directory: Path, *, job: str, hosts: Sequence[str] = ()) -> Observed:
+    """The traffic of the run in `directory`; its ranks sit on `hosts`, or where its journal says they were started.
+
+    Raises as `rings_of` and `seats_on`, UsageError where nothing says where a rank sat, TrafficError as `observe`.
+    """
+    rings = rings_of(directory)
+    seats = seats_on(sorted(rings), hosts) if hosts else _from_journal(directory, sorted(rings))
+    return observe(job, rings, seats)
+
+
+def _from_journal(directory: Path, ranks: Sequence[int]) -> list[Seat]:
+    nodes: dict[int, str] = {}
+    events, _ = read_journal(directory)
+    for event in events:
+        if isinstance(event, MemberRecord) and event.rank is not None and event.rank >= 0 and event.node:
+            nodes[event.rank] = event.node
+    lost = [rank for rank in ranks if rank not in nodes]
+    if lost:
+        raise UsageError(f"the journal does not say where rank {lost[0]} sat", remedy="give --hosts")
+    by_node: dict[str, list[int]] = {}
+    for rank in ranks:
+        by_node.setdefault(nodes[rank], []).append(rank)
+    return [
+        Seat(rank, node, place, len(members)) for node, members in by_node.items() for place, rank in enumerate(members)
+    ]
