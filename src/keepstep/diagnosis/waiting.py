@@ -59,7 +59,7 @@ class WaitGraph:
     ends: list[tuple[list[int], list[int]]] = field(default_factory=list)
     """Strongly connected parts with no way out that somebody waits for: (ranks, indices in `blockers`)."""
     heard: set[int] = field(default_factory=set)
-    """Ranks that reported something."""
+    """Ranks that reported how far they are in some group, or a transfer."""
     _arrows: list[tuple[int, int]] = field(default_factory=list)
     _nodes: dict[int, int] = field(default_factory=dict)
 
@@ -84,7 +84,7 @@ class WaitGraph:
 def wait_graph(groups: Sequence[GroupProgress], transfers: Iterable[Transfer] = ()) -> WaitGraph:
     """The graph for merged `groups` (see progress.merged) and the unfinished `transfers`."""
     transfers = list(transfers)
-    heard = {position.rank for group in groups for position in group.positions}
+    heard = {position.rank for group in groups for position in group.positions if position.queued is not None}
     heard.update(transfer.rank for transfer in transfers)
     blockers, blocked_by = _oldest(groups, transfers)
     graph = WaitGraph(blockers, blocked_by, {}, heard=heard)

@@ -76,6 +76,8 @@ def _origins(
     if len(origins) > max(_MOST_ORIGINS, len(graph.heard) // 4):
         return [_nobody(graph, origins)]
     node_of = {place.rank: place.node for place in places if place.node is not None}
+    if not graph.heard <= node_of.keys():
+        node_of = {}  # who else runs on a node is not known
     found = []
     for ranks in _by_node(origins, node_of):
         found.append(_origin(graph, ranks, notes, node=node_of[ranks[0]] if len(ranks) > 1 else None))
@@ -142,6 +144,13 @@ def _end_at_operation(graph: WaitGraph, index: int, notes: dict[int, Reporter]) 
         pair = (blocker.transfer.source, blocker.transfer.destination)
         suspects = (Suspect(source=pair[0]), Suspect(destination=pair[1]), Suspect(link=pair))
     unsure = blocker.group is not None and not blocker.group.ranks
+    if unsure and len(involved) < 2:
+        return Finding(
+            kind="undetermined",
+            confidence=0.2,
+            evidence=(f"{title(blocker)}: {listed(involved)} waits in it, and nothing is known of the other members",),
+            next_probe="the reports of the other members of this group",
+        )
     return Finding(
         kind="communication_hang",
         layer="undetermined",

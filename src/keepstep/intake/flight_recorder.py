@@ -72,7 +72,7 @@ class FlightRecorder:
         if not entries and complete:
             state, detail = "empty", "The dump has no operations"
         yield Reporter(rank=rank, state=state, detail=detail, path=str(path))
-        yield from _progress(rank, entries, memberships, path=str(path))
+        yield from _progress(rank, entries, memberships, path=str(path), complete=complete)
         unfinished = sorted((entry for entry in entries if not entry.finished), key=lambda entry: entry.queued or 0.0)
         yield from (_transfer(rank, entry, str(path)) for entry in unfinished if entry.point_to_point and entry.ends)
         yield from (_record(rank, entry, str(path)) for entry in unfinished[:_SHOWN])
@@ -132,8 +132,9 @@ def _rank(path: Path, entries: list[Entry], memberships: dict[str, Membership]) 
 
 
 def _progress(
-    rank: int, entries: list[Entry], memberships: dict[str, Membership], *, path: str
+    rank: int, entries: list[Entry], memberships: dict[str, Membership], *, path: str, complete: bool
 ) -> Iterator[GroupProgress]:
+    """Progress in each group. Where the dump is cut off before its newest entries, how far it is stays unknown."""
     by_group: dict[str, list[Entry]] = {}
     mixed = set()
     for entry in entries:
@@ -145,10 +146,14 @@ def _progress(
         mine = by_group.get(name, [])
         if not mine and (membership.queued is None or name in mixed):
             continue
+        counts = name not in mixed and membership.queued is not None
+        position = _position(rank, mine, membership, counts=counts)
+        if not complete and not counts:
+            position = Position(rank=rank, signatures=position.signatures)
         yield GroupProgress(
             group=name,
             ranks=membership.ranks,
-            positions=(_position(rank, mine, membership, counts=name not in mixed),),
+            positions=(position,),
             description=membership.description,
             path=path,
         )
