@@ -21,12 +21,19 @@ _HARDWARE = ("hardware_gpu", "hardware_link")
 
 def named_events(case: LogCase, strength: Strength) -> list[tuple[LogEvent, FaultLine]]:
     """Events of one strength with what they mean, in order; exceptions that only pass something on are left out."""
-    found = []
-    for event in case.events:
-        meaning = meaning_of(event)
-        if meaning is not None and meaning.strength == strength and not is_consequence(event):
-            found.append((event, meaning))
-    return found
+    told = [(event, meaning) for event in case.events if (meaning := meaning_of(event)) is not None]
+    better = {(event.path, event.line) for event, meaning in told if event.kind != "exception" and _own_cause(meaning)}
+    return [
+        (event, meaning)
+        for event, meaning in told
+        if meaning.strength == strength
+        and not is_consequence(event)
+        and (event.kind != "exception" or (event.path, event.line) not in better)
+    ]
+
+
+def _own_cause(meaning: FaultLine) -> bool:
+    return meaning.strength != "symptom"
 
 
 def causes_of(case: LogCase) -> list[Finding]:
@@ -146,16 +153,28 @@ def _where(meaning: FaultLine) -> str:
 
 
 def _suspects(events: list[LogEvent]) -> tuple[tuple[Suspect, ...], ...]:
-    """Each place that is named, the first first, as a set of its own."""
+    """Each place that is named, the first first, as a set of its own; two ranks that clash are one set."""
+    if "first" in events[0].fields and "second" in events[0].fields:
+        both = sorted({int(events[0].fields["first"]), int(events[0].fields["second"])})
+        return (tuple(Suspect(rank=rank) for rank in both),)
     found: dict[tuple[object, ...], Suspect] = {}
     for event in events:
         suspect = suspect_of(event)
         if suspect is not None:
-            found.setdefault((suspect.rank, suspect.node), suspect)
+            known = found.setdefault(_place(suspect), suspect)
+            if known.device is None and suspect.device is not None:
+                found[_place(suspect)] = suspect
     places = list(found.values())
     if any(place.rank is not None for place in places):
         places = [place for place in places if place.rank is not None]
     return tuple((place,) for place in places[: 2 * _SHOWN])
+
+
+def _place(suspect: Suspect) -> tuple[object, ...]:
+    """What makes two events speak of one place; a device counts only where nothing else is known."""
+    if suspect.rank is None and suspect.node is None:
+        return (suspect.device,)
+    return (suspect.rank, suspect.node)
 
 
 def _quotes(events: list[LogEvent]) -> list[str]:

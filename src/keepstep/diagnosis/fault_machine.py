@@ -88,6 +88,16 @@ MACHINE_LINES: tuple[FaultLine, ...] = (
         _FABRIC,
         field_says("event", _BAD_IB),
     ),
+    FaultLine(
+        "nic_down",
+        "hard",
+        "communication_slow",
+        "hardware_link",
+        0.75,
+        "a network interface of the node has no link",
+        _FABRIC,
+        field_says("source", "interfaces"),
+    ),
     FaultLine("nic_down", "hard", "communication_hang", "hardware_link", 0.9, "a network interface went down", _FABRIC),
     FaultLine(
         "nic_rate",

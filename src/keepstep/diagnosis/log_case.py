@@ -73,7 +73,7 @@ def quotation(event: LogEvent) -> str:
 def suspect_of(event: LogEvent, *, device: bool = True) -> Suspect | None:
     """The rank, node or device that an event names for itself; None if it names none."""
     found = event.fields.get("device") or None if device else None
-    if event.rank is None and event.node is None:
+    if event.rank is None and event.node is None and (found is None or not event.kind.startswith(("ib_", "nic_"))):
         return None
     return Suspect(rank=event.rank, node=event.node, device=found)
 

@@ -29,7 +29,7 @@ def hang_findings(case: LogCase) -> list[Finding]:
     elif case.has("training_ended") and (late := _called_too_many(case, report)):
         return [late]
     else:
-        found = list(diagnose_hang(report.groups)) if _compares(report) else []
+        found = list(diagnose_hang(report.groups)) if _compares(report, case.world()[0]) else []
         found = _with_quotes(found, report)
         if not any(finding.kind != "undetermined" for finding in found):
             found = _without_numbers(case, report) or found
@@ -45,19 +45,16 @@ def explained_by_logs(
     return [_explained(case, finding, report) for finding in findings]
 
 
-def _compares(report: HangReport) -> bool:
-    """Whether ranks of one group are at different places; all at one place says nothing by itself."""
-    return any(
-        len(
-            {
-                (item.queued, item.finished, *((k, v.op, v.count) for k, v in item.signatures.items()))
-                for item in group.positions
-            }
-        )
-        > 1
-        or len(group.positions) == len(group.ranks)
-        for group in report.groups
-    )
+def _compares(report: HangReport, world: int | None) -> bool:
+    """Whether ranks of one group are at different places, or all of a world whose size is known are heard."""
+    for group in report.groups:
+        places = {
+            (item.queued, item.finished, *((number, what.op, what.count) for number, what in item.signatures.items()))
+            for item in group.positions
+        }
+        if len(places) > 1 or len(group.positions) == world:
+            return True
+    return False
 
 
 def _with_quotes(findings: list[Finding], report: HangReport) -> list[Finding]:

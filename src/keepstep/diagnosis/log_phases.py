@@ -22,7 +22,7 @@ _DATA_TITLE = re.compile(
 _STORAGE_TITLE = re.compile(
     r"checkpoint|shard|weights|download|upload|copy|sav(?:e|ing)|load(?:ing)? (?:model|state|pipeline)", re.IGNORECASE
 )
-_WORK_TITLE = re.compile(r"epoch|train|step|iter\b|loss", re.IGNORECASE)
+_WORK_TITLE = re.compile(r"epoch|\bsteps?\b|iter\b|iteration|loss|^\W*train(?:ing)?\W*$", re.IGNORECASE)
 _EVALUATION_TITLE = re.compile(r"eval|valid|test(?:ing)?\b|generat(?:e|ing)|predict|infer", re.IGNORECASE)
 _DATA_WORDS = re.compile(r"data|batch|loader|input|iterator|next\(|fetch|sampl|token|shard|read", re.IGNORECASE)
 _STORAGE_WORDS = re.compile(

@@ -9,8 +9,8 @@ from keepstep.intake.log_patterns import Pattern, pattern
 __all__ = ["APPLICATION_PATTERNS"]
 
 _EXCEPTION = (
-    r"(?:^|[\s:\]>|])(?P<type>(?:[A-Za-z_]\w*\.)*(?-i:[A-Z])\w*(?:Error|Exception|Interrupt|Exit"
-    r"|Failure|Timeout))(?:: (?P<message>.*)|\s*$)"
+    r"(?:^|[\s:\]>|])(?P<type>(?:[A-Za-z_]\w*\.)*(?-i:[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|Timeout)))"
+    r"(?:: (?P<message>.*)|\s*$)"
 )
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 _CLOCK = re.compile(r"^(?:(\d+):)?(\d+):(\d\d)$")

@@ -7,8 +7,8 @@ from keepstep.intake.log_patterns import Pattern, pattern
 __all__ = ["HARDWARE_PATTERNS"]
 
 _NIC = (
-    r"(?P<device>(?:mlx\d_\w+|ib\d\w*|eth\d+|en[spo]\w+|bond\d+|hsn\d+|rdma\w+"
-    r"|roce\w*)(?::\d+)?|mlx5_core [\w:.]+(?: \w+)?)"
+    r"(?P<device>mlx\d_core [\w:.]+\d(?: \w+)?|(?:mlx\d_\w+|ib\d\w*|eth\d+|en[spo]\w+|bond\d+|hsn\d+|rdma\w+|roce\w*)"
+    r"(?::\d+)?)"
 )
 
 
@@ -129,7 +129,8 @@ HARDWARE_PATTERNS: tuple[Pattern, ...] = (
         "out of memory: kill|oom-kill|oom_kill|oomkilled|out of memory",
         expression=r"Out of memory: Kill(?:ed)? process (?P<victim>\d+) \((?P<command>[^)]*)\)"
         r"|oom[-_]kill(?:er|ed| event|:|.{0,20}constraint)|OOMKilled"
-        r"|Memory cgroup out of memory|Detected \d+ oom[-_]kill|task\w* \d+: Out Of Memory",
+        r"|Memory cgroup out of memory|Detected \d+ oom[-_]kill"
+        r"|(?:error: (?P<host>[\w.-]+): )?task\w* (?P<rank>\d+): Out Of Memory",
     ),
     pattern(
         "machine_check",

@@ -76,7 +76,13 @@ def _wide(stream: BinaryIO) -> bool:
 
 _MPI = re.compile(r"\[(?:\d+),(?P<rank>\d+)\]<std(?:out|err)>")
 _TORCH = re.compile(r"\[rank[ =:]?(?P<rank>\d+)\]", re.IGNORECASE)
-_SAID = re.compile(r"(?<![\w/])\(?rank[ =:#]{0,2}(?P<rank>\d{1,6})\b\)?(?=\s*[\]:,|)>-]|\s)", re.IGNORECASE)
+_SAID = re.compile(
+    (
+        r"^(?:[^A-Za-z]|\b(?:INFO|WARN(?:ING)?|ERROR|DEBUG|global|root|T"
+        r"|Z)\b)*rank[ =:#]{0,2}(?P<rank>\d{1,6})\b(?=[^\w.]|$)"
+    ),
+    re.IGNORECASE,
+)
 _SRUN = re.compile(r"^\s*(?P<rank>\d{1,6}): ")
 _ROLE = re.compile(r"^\s*\[(?:default|trainer|worker|\w*role\w*)?(?P<local>\d{1,4})\]:?(?=\s|$|\[)")
 _RAY = re.compile(r"\([\w.]+\s?(?:rank=(?P<rank>\d+)[, ]+)?pid=(?P<pid>\d+)(?:, ip=(?P<node>[\w.:-]+))?\)")
