@@ -22,7 +22,7 @@ from keepstep.diagnosis.roles import derived_roles
 from keepstep.diagnosis.silence import silence_verdicts, silent_ranks
 from keepstep.diagnosis.slow_verdicts import data_verdicts, slow_verdicts
 from keepstep.diagnosis.slowness import judge_step, note_spells, usual
-from keepstep.diagnosis.windows import COLUMNS, History
+from keepstep.diagnosis.windows import COLUMNS, History, Numbers
 from keepstep.records.summary import WatchReport
 
 __all__ = ["LiveFinding", "Watch", "WatchPlan", "baseline_of", "begin_watch", "observe", "retire"]
@@ -60,7 +60,7 @@ def observe(state: Watch, reports: Sequence[WatchReport], *, now: float) -> tupl
     alarms: list[Verdict] = list(silence_verdicts(state, now))
     if fresh:
         step = state.history.done
-        roles = derived_roles(state.plan.world, state.pairs)
+        roles = _roles(state)
         for number in fresh:
             judge_step(state, number, roles)
             note_spells(state, number, set(state.anchors))
@@ -98,6 +98,15 @@ def _complete_steps(watch: Watch, now: float) -> list[int]:
     return list(range(first, latest + 1))
 
 
+def _roles(watch: Watch) -> Numbers:
+    """The role of every rank; found anew when somebody speaks to somebody new."""
+    pairs = watch.pairs
+    known = (len(pairs.keys), int(np.count_nonzero(pairs.messages)))
+    if watch.roles is None or watch.roles[:2] != known:
+        watch.roles = (*known, derived_roles(watch.plan.world, pairs))
+    return watch.roles[2]
+
+
 def baseline_of(state: Watch) -> Baseline | None:
     """What is normal for this job in its environment; None before it has run long enough to say."""
     history = state.history
@@ -108,7 +117,7 @@ def baseline_of(state: Watch) -> Baseline | None:
         return None
     data = usual(history.values["data_us"], history.judged, last=history.done, newest=0)[0]
     own = usual(history.values["own_us"], history.judged, last=history.done, newest=0)[0]
-    roles = derived_roles(state.plan.world, state.pairs)
+    roles = _roles(state)
     return Baseline(
         fingerprint=fingerprint_of(state),
         steps=count,

@@ -54,6 +54,7 @@ def _renew(watch: Watch, generation: int, now: float) -> None:
     watch.anchors.clear()
     watch.data_anchors.clear()
     watch.bursts.clear()
+    watch.past.clear()
     watch.groups.clear()
     watch.placed.clear()
     for seen in watch.seen.values():

@@ -106,5 +106,7 @@ class Watch:
     pair_usual: tuple[Numbers, Numbers, Numbers, Numbers] | None = None
     pair_measured: int = -1
     alarmed: int = -1
+    past: dict[str, tuple[int, Numbers, Numbers, int]] = field(default_factory=dict)
+    roles: tuple[int, int, Numbers] | None = None
     held: dict[int, int] = field(default_factory=dict)
     placed: set[int] = field(default_factory=set)

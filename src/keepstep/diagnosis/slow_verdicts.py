@@ -8,7 +8,7 @@ import numpy as np
 
 from keepstep.diagnosis.live_state import Verdict, Watch
 from keepstep.diagnosis.roles import explained_by_place, families_of
-from keepstep.diagnosis.slowness import STEPS, Excess, present_scatter, slow_ranks, usual
+from keepstep.diagnosis.slowness import STEPS, Excess, past_of, present_scatter, slow_ranks
 from keepstep.diagnosis.windows import Numbers
 from keepstep.records.finding import Finding, Layer, Suspect
 
@@ -107,7 +107,7 @@ def _extra(watch: Watch, metric: str, step: int) -> Numbers:
     """For each rank, how much more of a metric (us a step) the last steps took than its past ones."""
     history = watch.history
     recent = np.median(history.of(metric, step, STEPS), axis=1)
-    middle, _, count = usual(history.values[metric], history.judged, last=step, newest=STEPS)
+    middle, _, count = past_of(watch, metric, step)
     if not count:
         return recent - float(np.median(recent))
     return recent - middle
@@ -154,7 +154,7 @@ def data_verdicts(watch: Watch, step: int) -> Iterator[Verdict]:
         yield stalled
         return
     recent = history.extra_data[:, columns]
-    middle, scatter, count = usual(history.extra_data, history.judged, last=step, newest=STEPS)
+    middle, scatter, count = past_of(watch, "extra_data", step)
     for rank, anchor in watch.data_anchors.items():
         middle[rank] = anchor
     known = count >= STEPS
@@ -162,9 +162,12 @@ def data_verdicts(watch: Watch, step: int) -> Iterator[Verdict]:
     least = _DATA_SHARE * lasted * (1 if known else 2)
     scatter = np.maximum(scatter, present_scatter(shift))
     limit = np.maximum(least, _SCATTER * scatter / np.sqrt(STEPS))
-    extra = np.median(shift, axis=1) - np.maximum(_waits_for_cpu(watch, step), 0.0)
+    extra = np.median(shift, axis=1)
     often = np.count_nonzero(shift > 0.5 * limit[:, None], axis=1) >= STEPS - 1
     late = np.flatnonzero((extra > limit) & often).tolist()
+    if late:
+        extra -= np.maximum(_waits_for_cpu(watch, step), 0.0)
+        late = [rank for rank in late if extra[rank] > limit[rank]]
     if not known and explained_by_place(late, families_of(watch.profiles, watch.plan.world)):
         return
     for rank in late:
@@ -192,12 +195,10 @@ def _late_loader(watch: Watch, rank: int, step: int, *, extra_us: float, margin:
 def _all_stalled(watch: Watch, step: int, lasted: float) -> Verdict | None:
     """Whether nearly every rank waits for data more than usual: the source is slow, no rank is."""
     history = watch.history
-    middle, _, count = usual(history.values["data_us"], history.judged, last=step, newest=STEPS)
+    middle, _, count = past_of(watch, "data_us", step)
     if count < STEPS:
         return None
-    usual_step = max(
-        float(np.median(usual(history.values["duration_us"], history.judged, last=step, newest=STEPS)[0])), 1.0
-    )
+    usual_step = max(float(np.median(past_of(watch, "duration_us", step)[0])), 1.0)
     extra = np.median(history.of("data_us", step, 3), axis=1) - middle
     share = float(np.mean(extra > _STALL_SHARE * usual_step))
     if share < 0.75:

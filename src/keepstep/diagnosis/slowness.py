@@ -23,6 +23,7 @@ __all__ = [
     "forget_spell",
     "judge_step",
     "note_spells",
+    "past_of",
     "present_scatter",
     "slow_ranks",
     "steps_needed",
@@ -38,6 +39,7 @@ STRONG_STEPS = 4
 _STRONG_RATIO = 0.17
 _PAST = 64
 _FEW = 8
+_AGAIN = 4
 _SCATTER = 4.5  # standard errors; 1e-6 one-sided under a normal distribution
 _MEDIAN_ERROR = 1.25  # standard error of a median / that of a mean, normal distribution
 _LEAST_RATIO = 0.034
@@ -91,6 +93,19 @@ def usual(values: Numbers, judged: Numbers, *, last: int, newest: int) -> tuple[
     return middle, np.maximum(scatter, 0.5 * float(np.median(scatter))), len(steps)
 
 
+def past_of(watch: Watch, name: str, step: int) -> tuple[Numbers, Numbers, int]:
+    """`usual` of one of the history's tables behind the last `STEPS` steps; measured anew every few steps.
+
+    `name` is `ratio`, `excess`, `extra_data` or a metric. The arrays are the caller's own.
+    """
+    kept = watch.past.get(name)
+    if kept is None or not kept[0] <= step < kept[0] + (_AGAIN if kept[3] > 2 * _FEW else 1):
+        history = watch.history
+        table = history.values[name] if name in history.values else getattr(history, name)
+        kept = watch.past[name] = (step, *usual(table, history.judged, last=step, newest=STEPS))
+    return kept[1].copy(), kept[2].copy(), kept[3]
+
+
 def steps_needed(watch: Watch, step: int, *, least: int = STEPS) -> int:
     """How many steps in a row a rank has to be slow, at least: more where spells that ended by themselves were seen."""
     lengths = [burst.length for burst in watch.bursts if burst.last > step - _MEMORY and burst.length >= 2]
@@ -116,11 +131,11 @@ def _slower_than_usual(watch: Watch, step: int, *, count: int, surely: bool) -> 
     history = watch.history
     if not _judged(history.judged, step, count):
         return
-    middle, scatter, past = usual(history.ratio, history.judged, last=step, newest=STEPS)
+    middle, scatter, past = past_of(watch, "ratio", step)
     if past < _FEW:
         return
     columns = history.columns(step, count)
-    usual_excess = usual(history.excess, history.judged, last=step, newest=STEPS)[0]
+    usual_excess = past_of(watch, "excess", step)[0]
     for rank, anchor in watch.anchors.items():
         middle[rank], scatter[rank], usual_excess[rank] = anchor
     shifts = history.ratio[:, columns] - middle[:, None]
@@ -195,7 +210,7 @@ def note_spells(watch: Watch, step: int, named: set[int]) -> None:
     if not _judged(history.judged, step, 3):
         return
     last, before, earlier = (history.ratio[:, (step - back) % COLUMNS] for back in (0, 1, 2))
-    middle, scatter, count = usual(history.ratio, history.judged, last=step, newest=STEPS)
+    middle, scatter, count = past_of(watch, "ratio", step)
     limit = np.maximum(_SPELL, 3 * scatter) + (middle if count >= _FEW else 0)
     ended = np.flatnonzero((last <= limit) & (before > limit) & (earlier > limit)).tolist()
     for rank in ended[:64]:
@@ -220,6 +235,7 @@ def _run(ratio: Numbers, judged: Numbers, step: int, *, limit: float) -> int:
 def forget_spell(watch: Watch, rank: int, *, since: int, step: int) -> None:
     """A fault has ended: what was measured during it is not usual for the rank."""
     history = watch.history
+    watch.past.clear()
     anchor, _, extra = watch.anchors.pop(rank, (0.0, 0.0, 0.0))
     columns = history.columns(step, min(step - since + 1, COLUMNS))
     history.ratio[rank, columns] = anchor
