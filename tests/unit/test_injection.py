@@ -154,6 +154,21 @@ def test_slow_data_needs_a_measured_step():
     assert rank.say() == [("slow-data", 1, False)] and rank.told[0].note == "2 ms a batch"
 
 
+def test_the_steps_between_two_drills_are_not_measured():
+    rank = Rank()
+    rank.injector.order(drill("cut-link", peers=(4,)))
+    rank.injector.begin_step(0)
+    rank.injector.order(drill("cut-link", peers=(4,), stop=True))
+    for step in range(1, 9):
+        rank.clock.now += 1.0
+        rank.injector.begin_step(step)
+    rank.injector.order(drill("slow-data", factor=2.0))
+    rank.injector.begin_step(9)
+    rank.clock.now += 0.5
+    rank.injector.begin_step(10)
+    assert rank.told[-1].note == "500 ms a batch"
+
+
 def test_a_stopped_loader_goes_on_when_the_drill_ends():
     rank = Rank()
     rank.injector.order(drill("stop-data"))

@@ -99,6 +99,7 @@ class Injector:
         """Step `step` is about to begin: end what is over, begin what is due."""
         self._step = step
         if not self._armed and not self._active:
+            self.pace = None
             return
         with self._lock:
             if self.pace is None:
