@@ -49,7 +49,8 @@ def test_reports_of_one_job_lead_from_the_process_to_its_rank(tmp_path):
 
 def test_one_operation_behind_in_a_running_job_is_healthy(tmp_path):
     lines = "\n".join(f"    Rank {rank} -- GPU {rank} managed by process {48 + rank} on node n1" for rank in range(6))
-    text = f"{TABLE}    26 ranks have launched up to operation 6650\n    6 ranks have launched up to operation 6649\n{lines}\n"
+    text = f"{TABLE}    26 ranks have launched up to operation 6650\n"
+    text += f"    6 ranks have launched up to operation 6649\n{lines}\n"
     (tmp_path / "ras.txt").write_text(text)
     assert only(tmp_path)[0] == "healthy"
     (tmp_path / "ras.txt").write_text(text * 2)  # the same counts asked twice: they stand still
@@ -58,10 +59,8 @@ def test_one_operation_behind_in_a_running_job_is_healthy(tmp_path):
 
 
 def test_a_rank_that_has_launched_nothing(tmp_path):
-    text = (
-        TABLE
-        + "  31 ranks have launched up to operation 9\n  Rank 3 has not launched any operations -- GPU 3 managed by process 5 on node b\n"
-    )
+    text = TABLE + "  31 ranks have launched up to operation 9\n"
+    text += "  Rank 3 has not launched any operations -- GPU 3 managed by process 5 on node b\n"
     (tmp_path / "ras.txt").write_text(text)
     assert only(tmp_path) == ("noncommunication_hang", [[{"rank": 3}]])
 
