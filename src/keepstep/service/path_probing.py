@@ -12,13 +12,24 @@ import errno
 import select
 import socket
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from keepstep.errors import EnvironmentProblem, UsageError
+from keepstep.records.path_messages import Way
 from keepstep.service.clock import Clock
 
-__all__ = ["MAX_PORTS", "Target", "Times", "handshakes", "hops_by_port", "own_address", "raw_allowed", "resolved"]
+__all__ = [
+    "MAX_PORTS",
+    "Target",
+    "Times",
+    "handshakes",
+    "hops_by_port",
+    "hops_of_ways",
+    "own_address",
+    "raw_allowed",
+    "resolved",
+]
 
 MAX_PORTS = 512
 _TIME_EXCEEDED = 11
@@ -156,3 +167,66 @@ def _quoted(packet: bytes) -> tuple[int, str, int] | None:
         return None
     source_port, port = struct.unpack_from("!HH", inner, header)
     return source_port, socket.inet_ntoa(inner[16:20]), port
+
+
+def hops_of_ways(
+    ways: Sequence[Way], ttls: Sequence[int], *, clock: Clock, timeout_s: float = 0.3
+) -> tuple[tuple[str, ...], ...]:
+    """The switch where a packet of each way is after each of `ttls` hops ("": no answer).
+
+    Works beside connections in use, and for both of their directions: the packets are made by hand and die on the
+    way. Raises PermissionError without raw sockets.
+    """
+    found: dict[tuple[Way, int], str] = {}
+    with (
+        socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP) as listener,
+        socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_TCP) as sender,
+    ):
+        listener.setblocking(False)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
+        sender.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)  # it only sends
+        for ttl in ttls:
+            sender.setsockopt(socket.IPPROTO_IP, socket.IP_TTL, ttl)
+            for _ in range(_TRIES):
+                missing = [way for way in ways if (way, ttl) not in found]
+                for start in range(0, len(missing), _AT_ONCE):
+                    part = missing[start : start + _AT_ONCE]
+                    answers = _ask_ways(sender, listener, part, now=clock.monotonic, timeout_s=timeout_s)
+                    found |= {(way, ttl): hop for way, hop in answers.items()}
+    return tuple(tuple(found.get((way, ttl), "") for ttl in ttls) for way in ways)
+
+
+def _ask_ways(
+    sender: socket.socket,
+    listener: socket.socket,
+    ways: Sequence[Way],
+    *,
+    now: Callable[[], float],
+    timeout_s: float,
+) -> dict[Way, str]:
+    wanted = {(way.source_port, way.destination, way.port): way for way in ways}
+    for way in ways:
+        with contextlib.suppress(OSError):
+            sender.sendto(_segment(way), (way.destination, 0))
+    found: dict[Way, str] = {}
+    deadline = now() + timeout_s
+    while len(found) < len(ways) and (left := deadline - now()) > 0:
+        if not select.select([listener], [], [], left)[0]:
+            break
+        with contextlib.suppress(BlockingIOError):
+            packet, (hop, _) = listener.recvfrom(2048)
+            asked = wanted.get(_quoted(packet) or (0, "", 0))
+            if asked is not None:
+                found[asked] = hop
+    return found
+
+
+def _segment(way: Way) -> bytes:
+    """A bare TCP acknowledgement of the way, with its checksum (RFC 9293)."""
+    head = struct.pack("!HHIIBBHHH", way.source_port, way.port, 0, 0, 5 << 4, 0x10, 0, 0, 0)
+    addresses = socket.inet_aton(way.source) + socket.inet_aton(way.destination)
+    pseudo = addresses + struct.pack("!BBH", 0, socket.IPPROTO_TCP, len(head))
+    total = sum(struct.unpack(f"!{len(pseudo + head) // 2}H", pseudo + head))
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    return head[:16] + struct.pack("!H", ~total & 0xFFFF) + head[18:]

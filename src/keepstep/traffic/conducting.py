@@ -1,0 +1,422 @@
+"""Makes a plan real while a job runs: watches who sends to whom, learns which ports take which way, gives out ports,
+and moves what a failed or slow path carried.
+
+Pure: everything that happened goes in with `now`, what to do comes out as actions. One job, one connection between
+two ranks in each group; the rank that sends more dials.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from keepstep.errors import TrafficError
+from keepstep.records.demand import Flow
+from keepstep.records.path_messages import Way
+from keepstep.records.plan import Route
+from keepstep.traffic.catalogue import MAX_AGE_S
+from keepstep.traffic.dynamics import PathWatch
+from keepstep.traffic.planner import Change, Planner
+from keepstep.traffic.ports import PortMap, choose_ports
+
+__all__ = ["Action", "AskHops", "ConductorSettings", "GivePaths", "Place", "Renew", "Seen", "Tell", "TrafficConductor"]
+
+_EVERY_S = 1.0
+_PATIENCE_S = 5.0
+_RETRY_S = 5.0
+_STEPS_FIRST = 3
+
+
+class ConductorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`hops` names the switches by the address they answer from. `ports` are the source ports that may be used. A flow
+    under `least_bytes` a step is left to chance. With `act` false plans are only told."""
+
+    hops: dict[str, str]
+    ports: tuple[int, ...]
+    ttl: int = 2
+    least_bytes: float = 65536.0
+    act: bool = True
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a rank is reached: its node in the topology, address and listening port."""
+
+    node: str
+    host: str
+    port: int
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """What `rank` sent to `peer` in `steps` steps: bytes, and seconds that they were on their way. `peer` -1: nothing
+    but that it made these steps."""
+
+    rank: int
+    peer: int
+    steps: int
+    nbytes: float = 0.0
+    seconds: float = 0.0
+
+
+class AskHops(msgspec.Struct, frozen=True):
+    """Ask the agent of `node` about `ways`, at each of `ttls`."""
+
+    node: str
+    number: int
+    ways: tuple[Way, ...]
+    ttls: tuple[int, ...]
+
+
+class GivePaths(msgspec.Struct, frozen=True):
+    """Give `rank` the plan `number`: ports to dial peers from, and those that peers call from."""
+
+    rank: int
+    number: int
+    dial: dict[int, tuple[int, ...]]
+    accept: dict[int, tuple[int, ...]]
+
+
+class Renew(msgspec.Struct, frozen=True):
+    """Have all links made anew, because the one of `rank` to `peer` carries nothing."""
+
+    rank: int
+    peer: int
+
+
+class Tell(msgspec.Struct, frozen=True):
+    """Say and journal: what changed in the plan, in words. `moved` flows changed their way."""
+
+    text: str
+    moved: int = 0
+    added: int = 0
+    max_load: float = 0.0
+    bound: float = 0.0
+    routes: tuple[Route, ...] = ()
+    down: tuple[str, ...] = ()
+
+
+Action = AskHops | GivePaths | Renew | Tell
+
+
+class TrafficConductor:
+    """One job on a fabric. Feed it with `members`, `seen`, `hops`, `ready`, `stalled`; call `step` often."""
+
+    def __init__(self, job: str, planner: Planner, settings: ConductorSettings) -> None:
+        self.job = job
+        self.number = 0
+        self._planner = planner
+        self._settings = settings
+        self._port_of = {port.host: port.name for port in planner.network.topology.ports}
+        self._leaf_of = {port.host: port.leaf for port in planner.network.topology.ports}
+        self._places: dict[int, Place] = {}
+        self._generation = -1
+        self._watches: dict[tuple[str, str], PathWatch] = {}
+        self._asked = 0
+        self._forget()
+
+    def _forget(self) -> None:
+        self._sent: dict[tuple[int, int], float] = {}
+        self._steps: dict[int, int] = {}
+        self._map = PortMap()
+        self._answers: dict[Way, tuple[str, ...]] = {}
+        self._open: dict[int, tuple[str, tuple[Way, ...]]] = {}
+        self._deadline = 0.0
+        self._phase = "watching"
+        self._routes: dict[tuple[int, int], tuple[str, ...]] = {}
+        self._given: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._waiting: set[int] = set()
+        self._failed: list[str] = []
+        self._next = 0.0
+        self._probed = 0.0
+        self._stalled: dict[tuple[int, int], float] = {}
+        self._down: set[str] = set()
+        self._left: dict[tuple[str, str], set[str]] = {}
+
+    # ------------------------------------------------------------------ what happened
+
+    def members(self, generation: int, places: Mapping[int, Place]) -> None:
+        """The members of a generation; a new one starts everything over."""
+        if generation != self._generation:
+            self._generation, self._places = generation, dict(places)
+            if self.job in self._planner.jobs:
+                self._planner.leave(self.job)
+            self._forget()
+
+    def seen(self, news: Iterable[Seen], *, generation: int) -> None:
+        """What members sent, from their recorders."""
+        if generation != self._generation:
+            return
+        speeds: dict[tuple[str, str], dict[str, list[float]]] = {}
+        for one in news:
+            pair = (one.rank, one.peer)
+            if one.peer < 0:
+                self._steps[one.rank] = self._steps.get(one.rank, 0) + one.steps
+            elif one.steps and one.rank in self._places and one.peer in self._places:
+                self._sent[pair] = one.nbytes / one.steps
+                route = self._routes.get(pair, ())
+                if len(route) == 3 and one.seconds > 0 and one.nbytes >= self._settings.least_bytes * one.steps:
+                    leaves = speeds.setdefault((route[0], route[2]), {})
+                    leaves.setdefault(route[1], []).append(one.nbytes / one.seconds)
+        if self._phase == "active":
+            for ends, found in speeds.items():
+                self._watch(ends).step({spine: max(values) for spine, values in found.items()})
+
+    def hops(self, number: int, hops: Sequence[Sequence[str]], *, why: str = "") -> None:
+        """The answer to `AskHops` of that number."""
+        node, ways = self._open.pop(number, ("", ()))
+        if why:
+            self._failed.append(f"{node}: {why}")
+        for way, found in zip(ways, hops, strict=False):
+            self._answers[way] = tuple(found)
+
+    def ready(self, rank: int, number: int, *, installed: bool, why: str = "") -> None:
+        """A member has dialled, or could not, or carries its collectives over the new links now."""
+        if number != self.number:
+            return
+        if why:
+            self._failed.append(f"rank {rank}: {why}")
+        elif installed:
+            self._waiting.discard(rank)
+
+    def stalled(self, rank: int, peer: int, *, generation: int, now: float) -> None:
+        """Nothing passes from `rank` to `peer` though a collective is under way."""
+        if generation == self._generation:
+            self._stalled[rank, peer] = now
+
+    # ------------------------------------------------------------------ what to do
+
+    def step(self, now: float) -> list[Action]:
+        """What to do at wall-clock time `now`; what was fed in since the last call is taken into account."""
+        match self._phase:
+            case "watching":
+                return self._look(now)
+            case "probing":
+                return self._learn(now)
+            case "preparing":
+                return self._settle(now)
+        return self._guard(now)
+
+    def _look(self, now: float) -> list[Action]:
+        enough = self._places and all(self._steps.get(rank, 0) >= _STEPS_FIRST for rank in self._places)
+        if not enough or now < self._next:
+            return []
+        return self._probe(now) if self._pairs() else []
+
+    def _pairs(self) -> list[tuple[int, int]]:
+        """Ordered pairs of ranks whose bytes pass between leaves and are worth a plan."""
+
+        def between(pair: tuple[int, int]) -> bool:
+            leaves = [self._leaf_of.get(self._places[rank].node, "") for rank in pair]
+            return "" not in leaves and leaves[0] != leaves[1]
+
+        return sorted(p for p, nbytes in self._sent.items() if nbytes >= self._settings.least_bytes and between(p))
+
+    def _connections(self) -> list[tuple[int, int]]:
+        """(dialer, acceptor) of every pair: whoever sends more dials, the lower rank where both send alike."""
+        found = []
+        for a, b in sorted({(min(pair), max(pair)) for pair in self._pairs()}):
+            ahead, back = self._sent.get((a, b), 0.0), self._sent.get((b, a), 0.0)
+            found.append((b, a) if back > 1.5 * ahead else (a, b))
+        return found
+
+    def _ways(self, dialer: int, acceptor: int, ports: Iterable[int]) -> list[tuple[str, Way]]:
+        here, there = self._places[dialer], self._places[acceptor]
+        found = []
+        for port in ports:
+            found.append((here.node, Way(here.host, port, there.host, there.port)))
+            found.append((there.node, Way(there.host, there.port, here.host, port)))
+        return found
+
+    def _ask(self, ways: Iterable[tuple[str, Way]], now: float) -> list[Action]:
+        by_node: dict[str, list[Way]] = {}
+        for node, way in ways:
+            by_node.setdefault(node, []).append(way)
+        actions: list[Action] = []
+        ttls = (self._settings.ttl, self._settings.ttl + 1)
+        self._answers, self._open, self._deadline = {}, {}, now + _PATIENCE_S
+        for node, asked in by_node.items():
+            self._asked += 1
+            self._open[self._asked] = (node, tuple(asked))
+            actions.append(AskHops(node, self._asked, tuple(asked), ttls))
+        return actions
+
+    def _probe(self, now: float) -> list[Action]:
+        self._phase = "probing"
+        ways = [way for pair in self._connections() for way in self._ways(*pair, self._settings.ports)]
+        return self._ask(ways, now)
+
+    def _learn(self, now: float) -> list[Action]:
+        if self._open and now < self._deadline:
+            return []
+        if self._failed or self._open:
+            nodes = sorted(node for node, _ in self._open.values())
+            why = "; ".join(self._failed) or f"no answer from {', '.join(nodes)}"
+            self._failed, self._open = [], {}
+            return self._later(now, f"paths could not be probed ({why}); flows are left to chance")
+        self._probed = now
+        lost = self._map.learn(self._answers, self._settings.hops)
+        return self._replan(now, lost)
+
+    def _later(self, now: float, text: str) -> list[Action]:
+        self._phase, self._next = "watching", now + _RETRY_S
+        return [Tell(text)]
+
+    def _replan(self, now: float, dead_ways: frozenset[Way]) -> list[Action]:
+        """New routes for what is down now, ports for them, and the orders for members whose ports change."""
+        try:
+            change = self._planned()
+        except TrafficError as error:
+            return self._later(now, f"no plan: {error}")
+        before = dict(self._routes)
+        self._routes = {self._pair_of(route): route.path for route in self._planner.routes(self.job)}
+        moved = [pair for pair, path in self._routes.items() if before.get(pair, path) != path]
+        given, unmet = self._chosen()
+        tell = Tell(
+            self._words(moved, unmet, first=not before),
+            moved=len(moved),
+            added=change.added,
+            max_load=change.max_load,
+            bound=change.bound,
+            routes=self._planner.routes(self.job),
+            down=tuple(sorted(self._down)),
+        )
+        if not self._settings.act:
+            self._phase = "active"
+            self._next = now + _RETRY_S
+            return [tell] if moved or not before else []
+        return [tell, *self._orders(given, now, dead_ways)]
+
+    def _unused(self) -> set[str]:
+        """Links that no probed way takes any more."""
+        ways: dict[tuple[str, str], list[Way]] = {}
+        for pair in self._connections():
+            here, there = (self._leaf_of[self._places[rank].node] for rank in pair)
+            for number, (_, way) in enumerate(self._ways(*pair, self._settings.ports)):
+                ways.setdefault((there, here) if number % 2 else (here, there), []).append(way)
+        return {
+            link for ends, probed in ways.items() for link in self._map.unused_links(probed, ends, self._spines(ends))
+        }
+
+    def _spines(self, ends: tuple[str, str]) -> tuple[str, ...]:
+        """The switches that join two leaves."""
+        above = [
+            {cable.upper for cable in self._planner.network.topology.cables if cable.lower == leaf} for leaf in ends
+        ]
+        return tuple(sorted(above[0] & above[1]))
+
+    def _planned(self) -> Change:
+        down = self._unused()
+        for (start, end), watch in self._watches.items():
+            down |= {f"{start}>{spine}" for spine in watch.avoided} | {f"{spine}>{end}" for spine in watch.avoided}
+        self._down = down
+        flows = [
+            Flow(self.job, f"{a}-{b}", self._port_of[self._places[a].node], self._port_of[self._places[b].node])
+            for a, b in self._pairs()
+        ]
+        first = self.job not in self._planner.jobs
+        if first or {flow.name for flow in flows} != {flow.name for flow in self._planner.flows(self.job)}:
+            if not first:
+                self._planner.leave(self.job)
+            self._planner.set_down(down)
+            return self._planner.arrive(self.job, flows)
+        return self._planner.set_down(down)
+
+    @staticmethod
+    def _pair_of(route: Route) -> tuple[int, int]:
+        a, _, b = route.flow.split(":")[1].partition("-")
+        return int(a), int(b)
+
+    def _chosen(self) -> tuple[dict[tuple[int, int], tuple[int, ...]], int]:
+        """Ports by connection for the routes, and how many connections only get a port for one direction."""
+        given: dict[tuple[int, int], tuple[int, ...]] = {}
+        unmet = 0
+        for dialer, acceptor in self._connections():
+            ahead = self._routes.get((dialer, acceptor), ())
+            back = self._routes.get((acceptor, dialer), ())
+            here, there = self._places[dialer], self._places[acceptor]
+            ends = (here.host, there.host, there.port)
+            ports, whole = choose_ports(self._map, ends, ahead[1:2], back=back[1:2])
+            unmet += not whole
+            if ports:
+                given[dialer, acceptor] = ports
+        return given, unmet
+
+    def _orders(
+        self, given: dict[tuple[int, int], tuple[int, ...]], now: float, dead_ways: frozenset[Way]
+    ) -> list[Action]:
+        changed = {pair for pair in {*given, *self._given} if given.get(pair) != self._given.get(pair)}
+        if not changed:
+            self._phase, self._next = "active", now + _EVERY_S
+            return []
+        stuck = sorted(pair for pair in self._given if self._dead(pair, dead_ways))
+        self._given = given
+        self.number += 1
+        self._phase, self._deadline = "preparing", now + _PATIENCE_S
+        self._waiting = set(self._places)
+        actions: list[Action] = []
+        for rank in sorted(self._places):
+            dial = {b: ports for (a, b), ports in given.items() if a == rank}
+            accept = {a: ports for (a, b), ports in given.items() if b == rank}
+            actions.append(GivePaths(rank, self.number, dial, accept))
+        return actions + [Renew(*pair) for pair in stuck[:1]]
+
+    def _dead(self, pair: tuple[int, int], dead_ways: frozenset[Way]) -> bool:
+        ways = [way for _, way in self._ways(*pair, self._given[pair])]
+        return any(way in dead_ways for way in ways)
+
+    def _settle(self, now: float) -> list[Action]:
+        if self._failed:
+            why, self._failed = "; ".join(self._failed), []
+            self._given = {}
+            return self._later(now, f"path plan {self.number} was not taken: {why}")
+        if self._waiting and now < self._deadline:
+            return []
+        self._phase, self._next = "active", now + _EVERY_S
+        if self._waiting:
+            return []
+        return [Tell(f"path plan {self.number} is in force on all {len(self._places)} members")]
+
+    def _guard(self, now: float) -> list[Action]:
+        """In force: look every second whether the ports still lead where they should."""
+        if self._open:
+            if now < self._deadline:
+                return []
+            self._open = {}
+        if self._answers:
+            answers, self._answers = self._answers, {}
+            if self._map.strayed(answers, self._settings.hops):
+                return self._probe(now)
+        if self._slow_or_stalled(now) or now - self._probed > MAX_AGE_S:
+            return self._probe(now)
+        if now < self._next:
+            return []
+        self._next = now + _EVERY_S
+        ways = [way for pair, ports in self._given.items() for way in self._ways(*pair, ports[:2])]
+        return self._ask(ways, now) if ways else []
+
+    def _slow_or_stalled(self, now: float) -> bool:
+        """Whether a path was left or taken up again by its speed, or a link carries nothing; at most once a second."""
+        avoided = {f"{a}>{s}>{b}" for (a, b), watch in self._watches.items() for s in watch.avoided}
+        known = {f"{a}>{s}>{b}" for (a, b) in self._watches for s in self._left.get((a, b), set())}
+        self._left = {ends: set(watch.avoided) for ends, watch in self._watches.items()}
+        stalled = any(now - at < _EVERY_S for at in self._stalled.values()) and now >= self._next
+        self._stalled = {}
+        return avoided != known or stalled
+
+    def _watch(self, ends: tuple[str, str]) -> PathWatch:
+        if ends not in self._watches:
+            self._watches[ends] = PathWatch(self._spines(ends))
+        return self._watches[ends]
+
+    def _words(self, moved: Sequence[tuple[int, int]], unmet: int, *, first: bool) -> str:
+        ways = {pair: "-".join(path) for pair, path in self._routes.items()}
+        if first:
+            text = f"{len(ways)} flows between leaves get ways of their own"
+        else:
+            what = ", ".join(f"{a}>{b} over {ways[a, b]}" for a, b in sorted(moved)[:8])
+            text = f"{len(moved)} of {len(ways)} flows move: {what}" if moved else "no flow moves"
+        if self._down:
+            text += f"; out of use: {', '.join(sorted(self._down))}"
+        if unmet:
+            text += f"; {unmet} connections have no port that suits both directions"
+        return text if self._settings.act else f"would do: {text}"

@@ -1,0 +1,86 @@
+"""Which source ports lead where: what probing answered, way by way, and the choice of ports for a pair of routes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from keepstep.records.path_messages import Way
+
+__all__ = ["PORTS_PER_LINK", "PortMap", "choose_ports"]
+
+PORTS_PER_LINK = 8
+"""Ports given for one connection: one that was just in use cannot be had again at once."""
+
+_ENOUGH_WAYS = 16
+
+
+class PortMap:
+    """The switch of every probed way, and whether a packet came through beyond it."""
+
+    def __init__(self) -> None:
+        self._spine: dict[Way, str] = {}
+        self._through: dict[Way, bool] = {}
+
+    def learn(self, answers: Mapping[Way, Sequence[str]], names: Mapping[str, str]) -> frozenset[Way]:
+        """Take the answers of a whole probing, (hop, hop beyond) by way; returns the ways that carry nothing now.
+
+        `names` by address of an answering switch. A silent way keeps the switch it was known to pass.
+        """
+        before, self._spine, self._through = self._spine, {}, {}
+        for way, hops in answers.items():
+            answered = bool(hops) and hops[0] != ""
+            self._spine[way] = names.get(hops[0], hops[0]) if answered else before.get(way, "")
+            self._through[way] = answered and (len(hops) < 2 or hops[1] != "")
+        return frozenset(way for way, through in self._through.items() if not through)
+
+    def spine(self, way: Way) -> str:
+        """The switch that the way passes; empty: unknown."""
+        return self._spine.get(way, "")
+
+    def usable(self, way: Way) -> bool:
+        """Whether packets came through."""
+        return self._through.get(way, False)
+
+    def ports(self, source: str, destination: str, port: int) -> list[int]:
+        """The probed source ports of connections between these ends, in order."""
+        key = (source, destination, port)
+        return sorted(way.source_port for way in self._spine if (way.source, way.destination, way.port) == key)
+
+    def strayed(self, answers: Mapping[Way, Sequence[str]], names: Mapping[str, str]) -> bool:
+        """Whether a way that was usable passes another switch now, or none."""
+        return any(
+            self.usable(way) and (not all(hops) or names.get(hops[0], hops[0]) != self._spine[way])
+            for way, hops in answers.items()
+        )
+
+    def unused_links(self, ways: Iterable[Way], ends: tuple[str, str], spines: Sequence[str]) -> set[str]:
+        """Links between the leaves `ends` that no usable way takes, of `spines` that could: they are down, or the leaf
+        does not use them. Empty where too few ways were probed to tell."""
+        probed = list(ways)
+        used = {self.spine(way) for way in probed if self.usable(way)}
+        if len(probed) < _ENOUGH_WAYS or not used & set(spines):
+            return set()
+        return {link for spine in spines if spine not in used for link in (f"{ends[0]}>{spine}", f"{spine}>{ends[1]}")}
+
+
+def choose_ports(
+    found: PortMap, ends: tuple[str, str, int], ahead: Sequence[str], *, back: Sequence[str]
+) -> tuple[tuple[int, ...], bool]:
+    """Up to `PORTS_PER_LINK` source ports for a connection from address `ends[0]` to `ends[1:]` whose bytes pass the
+    switch `ahead[0]` on the way there and `back[0]` on the way back; an empty sequence asks for none in particular.
+
+    The second value is False where only the way there could be met. No port at all: ((), False).
+    """
+    source, destination, port = ends
+
+    def fits(number: int, wanted: Sequence[str], *, there: bool) -> bool:
+        way = Way(source, number, destination, port) if there else Way(destination, port, source, number)
+        return not wanted or (found.usable(way) and found.spine(way) == wanted[0])
+
+    numbers = found.ports(source, destination, port)
+    forward = [number for number in numbers if fits(number, ahead, there=True)]
+    both = [number for number in forward if fits(number, back, there=False)]
+    if not forward and back:  # only the bytes that come back were planned, or nothing fits ahead
+        both = [] if ahead else [number for number in numbers if fits(number, back, there=False)]
+    chosen = both or forward
+    return tuple(chosen[:PORTS_PER_LINK]), bool(both)

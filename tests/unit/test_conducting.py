@@ -1,0 +1,196 @@
+"""A plan made real on a fabric that hashes: ports for ways of their own, and only the flows of a lost way move."""
+
+from __future__ import annotations
+
+import zlib
+
+import pytest
+
+from keepstep.records.path_messages import Way
+from keepstep.records.topology import ClosShape
+from keepstep.traffic.clos import clos
+from keepstep.traffic.conducting import (
+    AskHops,
+    ConductorSettings,
+    GivePaths,
+    Place,
+    Renew,
+    Seen,
+    Tell,
+    TrafficConductor,
+)
+from keepstep.traffic.planner import Planner
+
+HOSTS, SPINES = 8, 4
+NAMES = {f"10.1{leaf}.{spine}.2": f"spine{spine}" for leaf in range(2) for spine in range(SPINES)}
+
+
+class World:
+    """A leaf-spine fabric whose leaves hash, members that do what they are told, and a clock."""
+
+    def __init__(self, pairs: list[tuple[int, int]], *, act: bool = True, seed: int = 0) -> None:
+        settings = ConductorSettings(hops=NAMES, ports=tuple(range(42000, 42128)), act=act)
+        planner = Planner(clos(ClosShape(hosts=HOSTS, hosts_per_leaf=4, spines=SPINES)))
+        self.conductor = TrafficConductor("job", planner, settings)
+        self.places = {rank: Place(f"h{rank}", f"10.0.0.{rank}", 5000 + rank) for rank in range(HOSTS)}
+        self.pairs = pairs
+        self.seed = seed
+        self.now = 100.0
+        self.up = set(range(SPINES))
+        self.silent: set[int] = set()
+        self.speed = dict.fromkeys(range(SPINES), 1e8)
+        self.ports: dict[tuple[int, int], int] = {}
+        self.told: list[Tell] = []
+        self.renewed: list[Renew] = []
+        self.given: list[GivePaths] = []
+        self.refuse = ""
+        self.conductor.members(0, self.places)
+
+    def spine(self, way: Way) -> int:
+        """The hash of the leaf: stable, and different for each direction."""
+        up = sorted(self.up)
+        return up[zlib.crc32(f"{self.seed} {way}".encode()) % 1009 % len(up)]
+
+    def hop(self, way: Way) -> tuple[str, str]:
+        spine = self.spine(way)
+        leaf = 0 if int(way.source.rsplit(".", 1)[1]) < 4 else 1
+        return ("", "") if spine in self.silent else (f"10.1{leaf}.{spine}.2", f"10.1{1 - leaf}.0.1")
+
+    def route(self, a: int, b: int) -> int:
+        """The spine that bytes of a to b take now; a random port where none was given."""
+        dialer, acceptor = (a, b) if (a, b) in self.ports or (b, a) not in self.ports else (b, a)
+        port = self.ports.get((dialer, acceptor), 60000 + a)
+        here, there = self.places[dialer], self.places[acceptor]
+        way = Way(here.host, port, there.host, there.port)
+        if (a, b) != (dialer, acceptor):
+            way = Way(there.host, there.port, here.host, port)
+        return self.spine(way)
+
+    def train(self) -> None:
+        seen = [Seen(rank, -1, 5) for rank in self.places]
+        for a, b in self.pairs:
+            spine = self.route(a, b)
+            if spine in self.silent:
+                self.conductor.stalled(a, b, generation=0, now=self.now)
+            else:
+                seen.append(Seen(a, b, 5, 5e6, 5e6 / self.speed[spine]))
+        self.conductor.seen(seen, generation=0)
+
+    def run(self, seconds: float) -> None:
+        for _ in range(round(seconds / 0.25)):
+            self.now += 0.25
+            self.train()
+            for action in self.conductor.step(self.now):
+                self.obey(action)
+
+    def obey(self, action: AskHops | GivePaths | Renew | Tell) -> None:
+        match action:
+            case AskHops():
+                hops = [] if self.refuse else [self.hop(way) for way in action.ways]
+                self.conductor.hops(action.number, hops, why=self.refuse)
+            case GivePaths():
+                self.given.append(action)
+                self.ports = {pair: port for pair, port in self.ports.items() if pair[0] != action.rank}
+                self.ports |= {(action.rank, peer): ports[0] for peer, ports in action.dial.items()}
+                self.conductor.ready(action.rank, action.number, installed=True)
+            case Renew():
+                self.renewed.append(action)
+            case Tell():
+                self.told.append(action)
+
+    def loads(self) -> dict[tuple[int, int], int]:
+        """Flows by (leaf of the source, spine)."""
+        found: dict[tuple[int, int], int] = {}
+        for a, b in self.pairs:
+            key = (a // 4, self.route(a, b))
+            found[key] = found.get(key, 0) + 1
+        return found
+
+
+BOTH_WAYS = [(a, a + 4) for a in range(4)] + [(a + 4, a) for a in range(4)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("pairs", [BOTH_WAYS, [(a, a + 4) for a in range(4)]], ids=["both ways", "one way"])
+def test_every_flow_gets_a_way_of_its_own(pairs: list[tuple[int, int]], seed: int) -> None:
+    world = World(pairs, seed=seed)
+    world.run(5)
+    assert max(world.loads().values()) == 1
+    assert any("in force on all 8 members" in tell.text for tell in world.told)
+    assert world.renewed == []
+
+
+def test_nothing_changes_while_nothing_changes() -> None:
+    world = World(BOTH_WAYS)
+    world.run(60)
+    assert {order.number for order in world.given} == {1}
+
+
+def test_a_spine_that_is_gone_moves_only_the_flows_that_strayed() -> None:
+    world = World(BOTH_WAYS)
+    world.run(5)
+    before = {pair: world.route(*pair) for pair in world.pairs}
+    told = len(world.told)
+    world.up.discard(2)
+    world.run(3)
+    assert max(world.loads().values()) == 2
+    change = world.told[told]
+    assert change.moved == sum(spine == 2 for spine in before.values())
+    assert {"leaf0>spine2", "spine2>leaf1"} <= set(change.down)
+
+
+def test_a_spine_that_swallows_everything_is_left_and_links_are_made_anew() -> None:
+    world = World(BOTH_WAYS)
+    world.run(5)
+    world.silent.add(1)
+    world.run(3)
+    assert all(world.route(*pair) != 1 for pair in world.pairs)
+    assert len(world.renewed) == 1
+
+
+def test_a_slow_path_is_left_within_a_few_windows_and_taken_up_again() -> None:
+    world = World(BOTH_WAYS)
+    world.run(5)
+    assert any(world.route(*pair) == 3 for pair in world.pairs)
+    world.speed[3] = 2e7
+    world.run(3)
+    assert all(world.route(*pair) != 3 for pair in world.pairs)
+
+
+def test_advice_gives_nobody_a_port() -> None:
+    world = World(BOTH_WAYS, act=False)
+    world.run(5)
+    assert world.given == []
+    assert world.told[0].text.startswith("would do: 8 flows")
+
+
+def test_an_agent_that_may_not_probe_leaves_flows_to_chance_and_says_why() -> None:
+    world = World(BOTH_WAYS)
+    world.refuse = "raw sockets are not allowed"
+    world.run(8)
+    assert world.given == []
+    assert "raw sockets are not allowed" in world.told[0].text
+    assert len(world.told) <= 2
+
+
+def test_small_flows_and_flows_inside_a_leaf_are_left_alone() -> None:
+    world = World([(0, 1), (1, 0)])
+    world.run(5)
+    assert world.told == world.given == []
+
+
+def test_a_new_generation_starts_over_with_its_own_places() -> None:
+    world = World(BOTH_WAYS)
+    world.run(5)
+    world.places[5] = Place("h5", "10.0.0.5", 7777)
+    world.conductor.members(1, world.places)
+    world.ports.clear()
+    assert all(order.number == 1 for order in world.given)
+    for _ in range(20):
+        world.now += 0.25
+        world.conductor.seen([Seen(rank, -1, 5) for rank in world.places], generation=1)
+        world.conductor.seen([Seen(a, b, 5, 5e6, 0.05) for a, b in world.pairs], generation=1)
+        for action in world.conductor.step(world.now):
+            world.obey(action)
+    assert max(order.number for order in world.given) == 2
+    assert max(world.loads().values()) == 1
