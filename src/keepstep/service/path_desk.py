@@ -1,0 +1,204 @@
+"""Puts a job's traffic on planned paths: joins the conductor to members, agents, journal and console.
+
+The conductor (`traffic.conducting`) decides; here facts become its input, and its actions orders and records.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from keepstep.control.job_state import Directed
+from keepstep.control.roster import Member, by_rank
+from keepstep.errors import UsageError
+from keepstep.records.events import TrafficChange, TrafficRoutes
+from keepstep.records.messages import Fact, PathsReady, PeerLostReport, TakePaths
+from keepstep.records.path_messages import PathsProbed, ProbePaths
+from keepstep.records.summary import WatchReport
+from keepstep.records.summary_rows import PEER_ROW, unpacked
+from keepstep.records.watch_messages import Watched
+from keepstep.service.clock import Clock
+from keepstep.service.controller import JobShell
+from keepstep.service.keeper import Keeper
+from keepstep.service.output import Console
+from keepstep.service.path_survey import port_range
+from keepstep.service.traffic_files import load_topology
+from keepstep.traffic.conducting import (
+    Action,
+    AskHops,
+    ConductorSettings,
+    GivePaths,
+    Place,
+    Renew,
+    Seen,
+    Tell,
+    TrafficConductor,
+)
+from keepstep.traffic.planner import Planner
+
+__all__ = ["PathDesk", "TrafficFile", "read_traffic_file"]
+
+_TURN_S = 0.2
+_STALL_US = 700_000
+_COLLECTIVES = 0
+_MAX_FILE_BYTES = 1 << 20
+_PIECE = 500
+
+
+class TrafficFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The TOML file of the setting `traffic`. `topology` is relative to it; nodes are named as its hosts are.
+
+    `hops` names the switches by the address that they answer a probe from, `ports` are the source ports that may be
+    used, FIRST-LAST. `stage` "advise" only says what it would do.
+    """
+
+    topology: str
+    hops: dict[str, str]
+    ports: str = "42000-42127"
+    ttl: int = 2
+    stage: Literal["advise", "act"] = "advise"
+    least_bytes: float = 65536.0
+
+
+def read_traffic_file(path: Path) -> tuple[TrafficFile, Planner]:
+    """The file and a planner on its topology. Raises UsageError or RecordError with what is wrong."""
+    try:
+        if path.stat().st_size > _MAX_FILE_BYTES:
+            raise UsageError("the traffic file is too large", where=str(path))
+        found = msgspec.toml.decode(path.read_bytes(), type=TrafficFile)
+    except OSError as error:
+        raise UsageError(f"cannot read the traffic file: {error.strerror}", where=str(path)) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        known = ", ".join(TrafficFile.__struct_fields__)
+        raise UsageError(f"bad traffic file: {error}", where=str(path), remedy=f"known keys: {known}") from error
+    port_range(found.ports)
+    planner = Planner(load_topology(path.parent / found.topology))
+    unknown = sorted(set(found.hops.values()) - set(planner.network.tier))
+    if unknown:
+        raise UsageError(f"hops name no switch of the topology: {', '.join(unknown[:5])}", where=str(path))
+    return found, planner
+
+
+class PathDesk:
+    """The paths of one job. Give `take` every fact; it never keeps one from others but its own."""
+
+    def __init__(
+        self, shell: JobShell, keeper: Keeper, file: tuple[TrafficFile, Planner], *, clock: Clock, console: Console
+    ) -> None:
+        found, planner = file
+        settings = ConductorSettings(
+            hops=found.hops,
+            ports=port_range(found.ports),
+            ttl=found.ttl,
+            least_bytes=found.least_bytes,
+            act=found.stage == "act",
+        )
+        self._conductor = TrafficConductor(shell.state.spec.job, planner, settings)
+        self._stage = found.stage
+        self._shell = shell
+        self._keeper = keeper
+        self._clock = clock
+        self._console = console
+        self._version = 0
+
+    def take(self, fact: Fact, *, rank: int) -> bool:
+        """Look at a fact of `rank` (-1: of an agent); True if it is about paths and nobody else's business."""
+        match fact:
+            case Watched():
+                self._watched(fact.report)
+                return False
+            case PathsProbed():
+                self._conductor.hops(fact.number, fact.hops, why=fact.why)
+            case PathsReady():
+                self._conductor.ready(rank, fact.number, installed=fact.installed, why=fact.why)
+            case _:
+                return False
+        return True
+
+    async def run(self) -> None:
+        """Let the conductor act until cancelled."""
+        while True:
+            await asyncio.sleep(_TURN_S)
+            state = self._shell.state
+            if state.phase == "running" and state.change is None and state.exit_code is None:
+                self._conductor.members(state.generation, dict(self._places()))
+                for action in self._conductor.step(self._clock.wall()):
+                    self._obey(action)
+
+    def _places(self) -> Iterator[tuple[int, Place]]:
+        for rank, member in by_rank(self._shell.state.members).items():
+            if member.address is not None:
+                yield rank, Place(member.node, member.address.host, member.address.port)
+
+    # -------------------------------------------------------------- what members do
+
+    def _watched(self, report: WatchReport) -> None:
+        for window in report.windows:
+            steps = window.last_step - window.first_step + 1
+            seen = [Seen(window.rank, -1, steps)]
+            for row in unpacked((window.peers,), PEER_ROW):
+                if row["lane"] == _COLLECTIVES:
+                    seconds = float(row["wire_us"] + row["credit_us"]) / 1e6
+                    seen.append(Seen(window.rank, int(row["peer"]), steps, float(row["sent"]), seconds))
+            self._conductor.seen(seen, generation=window.generation)
+        for progress in report.progress:
+            for mark in progress.groups:
+                if mark.lane != _COLLECTIVES or mark.open_us < _STALL_US:
+                    continue
+                for peer in mark.peers:
+                    if peer.wait_credit_us >= _STALL_US or peer.wait_peer_us >= _STALL_US:
+                        self._conductor.stalled(
+                            progress.rank, peer.peer, generation=progress.generation, now=self._clock.wall()
+                        )
+
+    # -------------------------------------------------------------- what is done
+
+    def _obey(self, action: Action) -> None:
+        epoch = self._shell.state.epoch
+        match action:
+            case AskHops():
+                order = ProbePaths(epoch, action.number, action.ways, action.ttls)
+                self._shell.pass_on(Directed(action.node, "", order, "which way do connections go?"))
+            case GivePaths():
+                member = self._member(action.rank)
+                if member is not None:
+                    paths = TakePaths(epoch, action.number, action.dial, action.accept)
+                    self._shell.order(Directed(member.node, member.name, paths, f"path plan {action.number}"))
+            case Renew():
+                member = self._member(action.rank)
+                if member is not None:
+                    fact = PeerLostReport(self._shell.state.generation, action.peer)
+                    self._shell.feed(fact, node=member.node, member=member.name)
+            case Tell():
+                self._tell(action)
+
+    def _tell(self, action: Tell) -> None:
+        self._console.say(f"keepstep: traffic: {action.text}", error=True)
+        self._version += 1
+        state = self._shell.state
+        change = TrafficChange(
+            job=state.spec.job,
+            generation=state.generation,
+            wall=self._clock.wall(),
+            change="arrive" if action.added else "fail" if action.down else "restore",
+            version=self._version,
+            stage=self._stage,
+            applied=self._stage == "act",
+            reason=action.text,
+            links=action.down,
+            added=action.added,
+            moved=action.moved,
+            max_load=action.max_load,
+            bound=action.bound,
+        )
+        pieces = [action.routes[start : start + _PIECE] for start in range(0, len(action.routes), _PIECE)]
+        for piece in pieces:
+            self._keeper.keep(TrafficRoutes(job=state.spec.job, wall=change.wall, version=self._version, routes=piece))
+        self._keeper.keep(change, durable=True)
+
+    def _member(self, rank: int) -> Member | None:
+        return by_rank(self._shell.state.members).get(rank)
