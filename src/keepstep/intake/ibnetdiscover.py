@@ -29,6 +29,8 @@ _LANE_GBPS = {
     "NDR": 100.0,
     "XDR": 200.0,
 }
+_GIVEN = re.compile(r"^[^;]*;([^:;]+):.*$")
+"""`MF0;NAME:MODEL/U1`: switches with an operating system of their own carry the name people gave them."""
 _INSIDE = re.compile(r"aggregation node|sharp", re.IGNORECASE)
 _MOST_NODES = 200_000
 
@@ -109,8 +111,7 @@ def _tiers(switches: dict[str, _Node], hosts: dict[str, _Node], *, where: str) -
 
 def _names(switches: dict[str, _Node]) -> dict[str, str]:
     """Names of switches: what their description says, with the GUID where that is not unique."""
-    plain = {guid: node.words.split(":")[1] if ";" in node.words and ":" in node.words else node.words
-             for guid, node in switches.items()}  # fmt: skip
+    plain = {guid: _GIVEN.sub(r"\1", node.words) for guid, node in switches.items()}
     plain = {guid: re.sub(r"[\s>]+", "-", name).strip("-") or guid for guid, name in plain.items()}
     often = Counter(plain.values())
     return {guid: name if often[name] == 1 else f"{name}-{guid[-6:]}" for guid, name in plain.items()}

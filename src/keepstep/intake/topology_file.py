@@ -36,6 +36,15 @@ def read_text(path: Path) -> str:
 def read_topology(path: Path, assumed: Assumed) -> Topology | ClosShape:
     """The topology in the file. Raises RecordError for an unknown or damaged format, TrafficError for loops."""
     text = read_text(path)
+    try:
+        return _read(text, assumed, path=path)
+    except RecordError as error:
+        if str(path) in error.where:
+            raise
+        raise RecordError(error.what, where=f"{path}: {error.where}", remedy=error.remedy) from error
+
+
+def _read(text: str, assumed: Assumed, *, path: Path) -> Topology | ClosShape:
     where = str(path)
     if looks_like_nccl(text):
         return read_nccl_topology(text, host=path.stem, where=where)

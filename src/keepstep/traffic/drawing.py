@@ -13,7 +13,7 @@ from keepstep.traffic.network import Network
 __all__ = ["draw"]
 
 _MOST_LEAVES = 64
-_BOX, _GAP, _ROW, _TOP, _LEFT = 74, 14, 150, 74, 96
+_BOX, _GAP, _TOP, _LEFT = 74, 14, 74, 96
 _COLOURS = ("#2a78b8", "#5aa469", "#d8a31a", "#c8452e")
 _WORDS = ("below the bound", "at the bound", "above it", "twice it or more")
 _TIERS = {1: "leaves", 2: "spines", 3: "cores"}
@@ -25,9 +25,10 @@ def draw(network: Network, routes: Iterable[Route] = (), *, bound: float = 0.0, 
     leaves, note = _chosen(network)
     tiers = _shown(network, leaves)
     width = _LEFT + max(len(names) for names in tiers.values()) * (_BOX + _GAP) + 20
-    width = max(width, 620)
-    height = _TOP + (len(tiers) - 1) * _ROW + 130
-    place = _places(tiers, width)
+    width = max(width, 800)
+    row = min(420, 110 + width // 14)
+    height = _TOP + (len(tiers) - 1) * row + 130
+    place = _places(tiers, width, row=row)
     loads = _loads(routes)
     body = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
@@ -37,7 +38,7 @@ def draw(network: Network, routes: Iterable[Route] = (), *, bound: float = 0.0, 
         f'<text x="16" y="46" fill="#666">{escape(_summary(topology) + note)}</text>',
         *_cables(network, place, loads=loads, bound=bound),
         *_switches(network, tiers, place=place),
-        *_legend(width, height, planned=bool(loads), down=bool(network.down)),
+        *_legend(height, planned=bool(loads), down=bool(network.down)),
         "</svg>",
     ]
     return "\n".join(body) + "\n"
@@ -61,12 +62,12 @@ def _shown(network: Network, leaves: Sequence[str]) -> dict[int, list[str]]:
     return dict(sorted(tiers.items(), reverse=True))
 
 
-def _places(tiers: dict[int, list[str]], width: int) -> dict[str, tuple[float, float]]:
+def _places(tiers: dict[int, list[str]], width: int, *, row: int) -> dict[str, tuple[float, float]]:
     place: dict[str, tuple[float, float]] = {}
-    for row, names in enumerate(tiers.values()):
+    for level, names in enumerate(tiers.values()):
         step = (width - _LEFT - 20) / len(names)
         for column, name in enumerate(names):
-            place[name] = (_LEFT + step * (column + 0.5), _TOP + row * _ROW)
+            place[name] = (_LEFT + step * (column + 0.5), _TOP + level * row)
     return place
 
 
@@ -85,12 +86,13 @@ def _loads(routes: Iterable[Route]) -> dict[str, int]:
 def _cables(
     network: Network, place: dict[str, tuple[float, float]], *, loads: dict[str, int], bound: float
 ) -> Iterator[str]:
+    most = 2.5 if len(network.topology.cables) <= 100 else 0.8
     widest = max((cable.gbps * cable.count for cable in network.topology.cables), default=1.0)
     for cable in network.topology.cables:
         if cable.lower not in place or cable.upper not in place:
             continue
         (x1, y1), (x2, y2) = place[cable.lower], place[cable.upper]
-        thick = 1.0 + 2.5 * cable.gbps * cable.count / widest
+        thick = 0.8 + most * cable.gbps * cable.count / widest
         flows = max(loads.get(link_name(*ends), 0) for ends in ((cable.lower, cable.upper), (cable.upper, cable.lower)))
         up = network.alive(cable.lower, cable.upper) and network.alive(cable.upper, cable.lower)
         colour = "#c8452e" if not up else "#cccccc" if not flows else _COLOURS[_degree(flows, bound)]
@@ -144,15 +146,16 @@ def _short(name: str, most: int = 11) -> str:
     return name if len(name) <= most else name[: most - 1] + "…"
 
 
-def _legend(width: int, height: int, *, planned: bool, down: bool) -> Iterator[str]:
+def _legend(height: int, *, planned: bool, down: bool) -> Iterator[str]:
     entries = [(colour, words, "") for colour, words in zip(_COLOURS, _WORDS, strict=True)] if planned else []
     entries.append(("#cccccc", "no planned flow" if planned else "cable", ""))
     if down:
         entries.append(("#c8452e", "down", ' stroke-dasharray="3 5"'))
-    for number, (colour, words, dashes) in enumerate(entries):
-        x, y = 16 + number * (width - 32) / len(entries), height - 16
-        yield f'<line x1="{x:.0f}" y1="{y}" x2="{x + 22:.0f}" y2="{y}" stroke="{colour}" stroke-width="4"{dashes}/>'
-        yield f'<text x="{x + 28:.0f}" y="{y + 4}" fill="#444">{words}</text>'
+    x, y = 16, height - 16
+    for colour, words, dashes in entries:
+        yield f'<line x1="{x}" y1="{y}" x2="{x + 22}" y2="{y}" stroke="{colour}" stroke-width="4"{dashes}/>'
+        yield f'<text x="{x + 28}" y="{y + 4}" fill="#444">{words}</text>'
+        x += 44 + int(6.5 * len(words))
 
 
 def _summary(topology: Topology) -> str:
