@@ -221,7 +221,15 @@ class _Joiner:
                 row = [*fields[:index], inside, *fields[index + excess + 1 :]]
                 if self._fit(row):
                     found.append(row)
-        return found[0] if len(found) == 1 else None
+        told = {
+            tuple(cell for name, cell in zip(self.layout.columns, row, strict=True) if self._counts(name))
+            for row in found
+        }
+        return found[0] if len(told) == 1 else None
+
+    def _counts(self, column: str) -> bool:
+        """Whether two readings of a row that differ in `column` are different rows."""
+        return column in self.layout.use and column != "comment"
 
 
 _BAD_BREAK = re.compile(rb"\r(?!\n)|\x00")

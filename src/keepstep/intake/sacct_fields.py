@@ -16,10 +16,7 @@ COMMAND = (
 USED = frozenset(COMMAND.rsplit(" ", 1)[1].lower().split(",")) | {"elapsed", "timelimit", "alloccpus", "cputimeraw"}
 """Columns that are read, in lower case."""
 
-_FREE = (
-    "jobname comment admincomment systemcomment workdir submitline reason account user wckey reservation extra "
-    "constraints stdout stderr stdin container licenses flags"
-)
+_FREE = "jobname comment admincomment systemcomment workdir submitline extra stdout stderr stdin container wckey"
 FREE_TEXT = frozenset(_FREE.split())
 """Columns whose text is the user's: line breaks and delimiters may stand in them."""
 
@@ -72,10 +69,10 @@ def delimiter_of(header: str) -> str | None:
     for begin in (length for length in range(1, min(len(header), 24)) if known(header[:length])):
         for length in range(1, _LONGEST_DELIMITER + 1):
             delimiter = header[begin : begin + length]
-            names = [name for name in header.split(delimiter) if name]
+            names = header.removesuffix(delimiter).split(delimiter)
             fits = sum(known(name) for name in names)
-            if fits >= 2 and 2 * fits > len(names) and (best is None or fits > best[0]):
-                best = (fits, delimiter)
+            if fits >= 2 and 2 * fits > len(names) and (best is None or 2 * fits - len(names) > best[0]):
+                best = (2 * fits - len(names), delimiter)
     return best[1] if best else None
 
 

@@ -20,6 +20,7 @@ __all__ = ["sacct_taken"]
 _COMMENT_LETTERS = 1000
 _NO_HOSTS = ["None assigned", "Unknown", "(null)", "None"]
 _SECOND_US = 1_000_000
+_DIGITS = r"^\d{1,12}$"
 _PARTS = (
     r"^(?P<job>(?P<number>\d{1,18})(?:_(?:(?P<task>\d{1,17})|\[[^\]]*\]))?(?:\+(?P<offset>\d{1,8}))?)"
     r"(?:\.(?P<step>.+))?$"
@@ -83,11 +84,20 @@ class _Rows:
         """`function` of each value; called once for each different value."""
         return self.pairs(name, lambda value: (function(value), ""), default=("", ""))[0]
 
-    def numbers(self, name: str, function: Callable[[str], int | None] = number_of) -> np.ndarray:
-        """A column of numbers; UNKNOWN where there is none."""
-        return self.pairs(name, lambda value: None if (n := function(value)) is None else (n, 0), default=(UNKNOWN, 0))[
-            0
-        ]
+    def numbers(self, name: str, function: Callable[[str], int | None] = number_of, *, unit: int = 1) -> np.ndarray:
+        """A column of numbers; UNKNOWN where there is none. Plain digits count `unit` each, the rest `function`."""
+        text = self.text(name)
+        plain = pc.match_substring_regex(text, _DIGITS)
+        digits = pc.if_else(plain, text, None).cast(pa.int64())
+        values = np.array(pc.fill_null(digits, UNKNOWN))
+        np.multiply(values, unit, out=values, where=values != UNKNOWN)
+        rest = np.flatnonzero(~np.asarray(plain))
+        if len(rest):
+            encoded = text.take(pa.array(rest)).dictionary_encode()
+            found = [function(value.strip()) for value in encoded.dictionary.to_pylist()]
+            mapped = np.array([UNKNOWN if value is None else value for value in found], dtype=np.int64)
+            values[rest] = mapped[np.asarray(encoded.indices)]
+        return values
 
     def keep(self, fine: np.ndarray, reason: str, *, column: str, among: np.ndarray | None = None) -> np.ndarray:
         """`fine`; rows of `among` that are not go aside with `reason` and the value of `column`."""
@@ -150,11 +160,11 @@ class _Times(msgspec.Struct):
 def _times(rows: _Rows, zone: str) -> _Times:
     """All times of the rows, in UTC, with repeated hours resolved and what is odd noted."""
     read = {name: moments(rows.text(name), zone) for name in ("submit", "eligible", "start", "end")}
-    length = rows.numbers("elapsedraw", lambda value: None if (n := number_of(value)) is None else n * _SECOND_US)
-    length = np.where(length == UNKNOWN, rows.numbers("elapsed", duration_us), length)
+    length = rows.numbers("elapsedraw", lambda _: None, unit=_SECOND_US)
+    length = np.where(length == UNKNOWN, rows.numbers("elapsed", duration_us, unit=_SECOND_US), length)
     negative = np.asarray(pc.starts_with(rows.text("elapsedraw"), "-"))
     negative |= np.asarray(pc.starts_with(rows.text("elapsed"), "-"))
-    suspended = np.maximum(rows.numbers("suspended", duration_us), 0)
+    suspended = np.maximum(rows.numbers("suspended", duration_us, unit=_SECOND_US), 0)
     total = np.where(length == UNKNOWN, UNKNOWN, length + suspended)
     start, end = choose(read["start"], read["end"], length_us=total)
     known = (start != UNKNOWN) & (end != UNKNOWN)
@@ -238,7 +248,7 @@ def _columns(
 
 
 def _limits(rows: _Rows) -> np.ndarray:
-    raw = rows.numbers("timelimitraw", lambda value: None if (n := number_of(value)) is None else n * 60 * _SECOND_US)
+    raw = rows.numbers("timelimitraw", lambda _: None, unit=60 * _SECOND_US)
     return np.where(raw == UNKNOWN, rows.numbers("timelimit", duration_us), raw)
 
 

@@ -76,6 +76,7 @@ _DURATION = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)(?:\.(\d{1,6}))?\Z", r
 _JOB = re.compile(r"(\d+)(?:_(\d+|\[[^\]]*\]))?(?:\+(\d+))?(?:\.(.+))?\Z", re.ASCII | re.DOTALL)
 _GPU = re.compile(r"(?:^|,)gres/gpu(:[^=,]+)?=(\d+)", re.ASCII)
 _PLAIN = frozenset({"", "UNLIMITED", "Partition_Limit", "INVALID", "Unknown", "None", "NONE", "N/A"})
+_WORD = re.compile(r"[\w.@$+,/\\ -]*\Z")
 _MOST = 2**62
 
 
@@ -176,6 +177,8 @@ def looks_right(column: str, value: str) -> bool:
         return state_of(value) is not None
     if column in ("jobid", "jobidraw"):
         return job_name_of(value) is not None
+    if column in ("user", "account", "partition", "qos", "cluster"):
+        return bool(_WORD.match(value))
     if column in ("exitcode", "derivedexitcode"):
         return value == "" or exit_of(value) is not None
     if column in ("submit", "eligible", "start", "end"):

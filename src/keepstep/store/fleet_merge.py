@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 
 from keepstep.records.fleet_schema import TABLES, arrow_schema
@@ -21,8 +22,7 @@ def merged(table: str, rows: pa.Table) -> pa.Table:
     connection.register("rows", rows)
     if first.kind != "id" or first.name == "source_id" or table == "attempt_nodes":
         return _distinct(table, connection)
-    count, different = connection.execute(f"SELECT count(*), count(DISTINCT {first.name}) FROM rows").fetchall()[0]
-    if count != different:
+    if len(np.unique(np.asarray(rows[first.name]))) < rows.num_rows:
         rows = _chosen(table, rows, connection=connection)
     if table == "attempts":
         rows = _without_waiting(rows)
@@ -69,13 +69,10 @@ def _chosen(table: str, rows: pa.Table, *, connection: duckdb.DuckDBPyConnection
 
 def _without_waiting(rows: pa.Table) -> pa.Table:
     """Attempts without those that wait where the same submission has started since."""
+    if not rows["start"].null_count:
+        return rows
     connection = duckdb.connect(":memory:", config={"threads": 2})
     connection.register("rows", rows)
-    waiting = connection.execute("SELECT count(*) FROM rows WHERE start IS NULL AND submit IS NOT NULL").fetchall()[0][
-        0
-    ]
-    if not waiting:
-        return rows
     query = """
         SELECT rows.* FROM rows ANTI JOIN (
             SELECT w.attempt_id FROM rows w JOIN rows s
