@@ -31,6 +31,7 @@ class Network:
             self.uppers[cable.lower][cable.upper] = cable
             self.lowers[cable.upper][cable.lower] = cable
         self.down: frozenset[str] = frozenset()
+        self.dead: frozenset[str] = frozenset()
         self.set_down(down)
 
     def set_down(self, names: Iterable[str]) -> None:
@@ -40,7 +41,7 @@ class Network:
             self.links_of(name)
         self.down = names
         self._known: dict[tuple[str, str], tuple[tuple[str, ...], ...]] = {}
-        self._dead = frozenset(link for name in names for link in self.links_of(name))
+        self.dead = frozenset(link for name in names for link in self.links_of(name))
 
     def links_of(self, name: str) -> tuple[str, ...]:
         """The directed links that `name` stands for: itself, or all of a switch. Raises TrafficError if unknown."""
@@ -60,7 +61,7 @@ class Network:
 
     def alive(self, start: str, end: str) -> bool:
         """Whether the directed link is there and not down."""
-        return link_name(start, end) not in self._dead and self.cable(start, end) is not None
+        return link_name(start, end) not in self.dead and self.cable(start, end) is not None
 
     def capacity(self, start: str, end: str) -> float:
         """Gbit/s of all parallel cables of a directed link; 0.0 where it is down."""

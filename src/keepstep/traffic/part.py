@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from keepstep.records.topology import Cable
+from keepstep.records.topology import Cable, split_link
 from keepstep.traffic.balance import Balance
 from keepstep.traffic.network import Network
 from keepstep.traffic.uplinks import Uplinks
@@ -34,6 +34,7 @@ class Part:
         self._number = {spine: number for number, spine in enumerate(self._spines)}
         self._engine: Uplinks | Balance = self._uplinks() if self.exact else self._balance(cables)
         self._closed: frozenset[tuple[int, int]] = frozenset()
+        self._absent = self._missing() if self.exact else frozenset()
         self.follow_network()
 
     @property
@@ -100,7 +101,7 @@ class Part:
             homeless = self._engine.reroute()
             self._engine.improve(max(8, len(self._engine.moved)))
             return homeless
-        closed = frozenset(self._dead_links())
+        closed = self._absent | frozenset(self._dead_links())
         opened = self._closed - closed
         fresh, self._closed = closed - self._closed, closed
         if opened:
@@ -118,13 +119,23 @@ class Part:
     def _balance(self, cables: Sequence[Cable]) -> Balance:
         return Balance(self._network, reference_gbps=max((cable.gbps for cable in cables), default=1.0))
 
+    def _missing(self) -> frozenset[tuple[int, int]]:
+        """(end, spine) of the engine for every cable that is not there."""
+        return frozenset(
+            (end, column * self._lanes + lane)
+            for leaf, number in self._leaves.items()
+            for spine, column in self._number.items()
+            if spine not in self._network.uppers[leaf]
+            for end in (number, len(self._leaves) + number)
+            for lane in range(self._lanes)
+        )
+
     def _dead_links(self) -> Iterable[tuple[int, int]]:
-        """(end, spine) of the engine for every link that is down or never was there."""
-        for leaf, number in self._leaves.items():
-            for spine, column in self._number.items():
-                for end, alive in (
-                    (number, self._network.alive(leaf, spine)),
-                    (len(self._leaves) + number, self._network.alive(spine, leaf)),
-                ):
-                    if not alive:
-                        yield from ((end, column * self._lanes + lane) for lane in range(self._lanes))
+        """(end, spine) of the engine for every link that is down."""
+        for link in self._network.dead:
+            start, end = split_link(link)
+            rising = start in self._leaves and end in self._number
+            if rising or (end in self._leaves and start in self._number):
+                number = self._leaves[start] if rising else len(self._leaves) + self._leaves[end]
+                column = self._number[end if rising else start]
+                yield from ((number, column * self._lanes + lane) for lane in range(self._lanes))

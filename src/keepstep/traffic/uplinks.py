@@ -38,12 +38,15 @@ class Uplinks:
         self._limit = [0] * (2 * leaves)
         self._degree = [0] * (2 * leaves)
         self._load = [[0] * spines for _ in range(2 * leaves)]
+        self._top = 0
+        self._links_with = [2 * leaves * spines]
+        """How many links carry 0, 1, 2 ... flows."""
         self._here: list[list[dict[int, None]]] = [[{} for _ in range(spines)] for _ in range(2 * leaves)]
 
     @property
     def max_load(self) -> int:
         """Flows on the fullest uplink or downlink."""
-        return max((max(load) for load in self._load if load), default=0)
+        return self._top
 
     @property
     def bound(self) -> int:
@@ -134,10 +137,12 @@ class Uplinks:
     def level(self) -> None:
         """Move flows off every link that carries more than the bound."""
         bound = self.bound
-        for end in range(2 * self.leaves):
-            if self._load[end] and max(self._load[end]) > bound:
-                self._set_limit(end, bound)
-        for end in range(2 * self.leaves):
+        if self._top <= bound:
+            return
+        over = [end for end, load in enumerate(self._load) if max(load) > bound]
+        for end in over:
+            self._set_limit(end, bound)
+        for end in over:
             for spine in range(self.spines):
                 while self._load[end][spine] > bound and self._shed(end, spine):
                     pass
@@ -153,9 +158,8 @@ class Uplinks:
         if not poor:
             return 0
         pairs: dict[tuple[int, int], int] = {}
-        for ends in self._ends.values():
-            if ends[0] in poor or ends[1] in poor:
-                pairs[ends] = pairs.get(ends, 0) + 1
+        for flow in {flow for end in poor for here in self._here[end] for flow in here}:
+            pairs[self._ends[flow]] = pairs.get(self._ends[flow], 0) + 1
         common = ((count, (self._allowed[a] & self._allowed[b]).bit_count()) for (a, b), count in pairs.items())
         return max((-(-count // spines) for count, spines in common if spines), default=0)
 
@@ -171,6 +175,7 @@ class Uplinks:
         for end in self._ends[flow]:
             load = self._load[end]
             load[spine] += 1
+            self._count(load[spine] - 1, load[spine])
             if load[spine] >= self._limit[end]:
                 self._room[end] &= ~(1 << spine)
             self._here[end][spine][flow] = None
@@ -181,9 +186,20 @@ class Uplinks:
         self.moved.setdefault(flow, spine)
         for end in self._ends[flow]:
             self._load[end][spine] -= 1
+            self._count(self._load[end][spine] + 1, self._load[end][spine])
             if self._load[end][spine] < self._limit[end]:
                 self._room[end] |= (1 << spine) & self._allowed[end]
             del self._here[end][spine][flow]
+
+    def _count(self, before: int, after: int) -> None:
+        """A link went from `before` to `after` flows."""
+        self._links_with[before] -= 1
+        if after == len(self._links_with):
+            self._links_with.append(0)
+        self._links_with[after] += 1
+        self._top = max(self._top, after)
+        while self._top and not self._links_with[self._top]:
+            self._top -= 1
 
     def _lose(self, flow: int) -> None:
         for end in self._ends.pop(flow):

@@ -1,0 +1,123 @@
+"""`keepstep traffic` as people call it: output as text and JSON, drawings, exit codes, one line for mistakes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from defusedxml import ElementTree
+
+from keepstep.cli.entry import main
+
+DATA = Path(__file__).parents[2] / "data" / "topology"
+LAB = "keepstep_topology: 1\nname: lab\nclos: {hosts: 16, hosts_per_leaf: 4, spines: 4, port_gbps: 400}\n"
+
+
+@pytest.fixture
+def lab(tmp_path):
+    (tmp_path / "lab.yaml").write_text(LAB)
+    for job in range(4):
+        hosts = ", ".join(f"h{job + leaf * 4}" for leaf in range(4))
+        text = f"keepstep_job: 1\njob: job{job}\nhosts: [{hosts}]\nranks_per_host: 1\nstep_s: 0.5\n"
+        text += "collectives: [{group: dp, op: all_reduce, bytes: 2e9}]\n"
+        (tmp_path / f"job{job}.yaml").write_text(text)
+    return tmp_path
+
+
+def run(capsys, *words) -> tuple[int, str, str]:
+    code = main(["traffic", *map(str, words)])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def jobs(lab):
+    return sorted(lab.glob("job*.yaml"))
+
+
+def test_show_prints_and_draws(capsys, tmp_path):
+    svg, yaml = tmp_path / "t.svg", tmp_path / "t.yaml"
+    code, out, _ = run(capsys, "show", DATA / "lingjun/topo.csv", "--svg", svg, "--yaml", yaml)
+    assert (code, "847 hosts" in out, "48 leaves" in out) == (0, True, True)
+    assert ElementTree.fromstring(svg.read_text()).tag.endswith("svg")
+    again = run(capsys, "show", yaml, "--format", "json")
+    assert len(json.loads(again[1])["topology"]["ports"]) == 847
+
+
+def test_plan_meets_the_bound(capsys, lab):
+    code, out, _ = run(capsys, "plan", lab / "lab.yaml", *jobs(lab), "--svg", lab / "plan.svg", "--format", "json")
+    plan = json.loads(out)
+    assert (code, plan["max_load"], plan["bound"], plan["gap"]) == (0, 1.0, 1.0, 0.0)
+    assert len(plan["routes"]) == 16
+    assert (lab / "plan.svg").stat().st_size > 1000
+
+
+def test_plan_with_a_dead_spine_and_by_bytes(capsys, lab):
+    code, out, _ = run(capsys, "plan", lab / "lab.yaml", *jobs(lab), "--down", "spine0", "--by-bytes", "--routes")
+    assert (code, "linear program" in out, "spine0" in out.split("down:")[1].splitlines()[0]) == (0, True, True)
+    assert " > spine0 > " not in out
+
+
+def test_model_compares(capsys, lab):
+    code, out, _ = run(capsys, "model", lab / "lab.yaml", *jobs(lab), "--format", "json", "--seeds", "5")
+    found = json.loads(out)
+    assert (code, found["modelled"]) == (0, True)
+    assert all(one["gain"] >= 1.0 for one in found["jobs"])
+
+
+def test_export_names_what_it_cannot(capsys, lab):
+    xml = DATA / "rccl/topo_4p2h_2nic.xml"
+    code, out, _ = run(
+        capsys, "export", lab / "lab.yaml", lab / "job0.yaml", "--host-nics", xml, "--traffic-class", 106
+    )
+    assert code == 0
+    assert "NCCL_IB_HCA='=mlx5_0,mlx5_1'" in out
+    assert "NCCL_TOPO_FILE" in out
+    assert "not run here" in out
+
+
+def test_a_site_over_several_calls(capsys, lab):
+    site = lab / "site"
+    calls = [("--start", lab / "lab.yaml"), ("--arrive", lab / "job0.yaml"), ("--arrive", lab / "job1.yaml")]
+    for words in calls:
+        code, _, err = run(capsys, "site", site, *words, "--stage", "low_priority", "--everything")
+        assert (code, err) == (0, "")
+    code, out, _ = run(capsys, "site", site, "--down", "leaf0>spine1", "--leave", "job0", "--outcome", "1.2")
+    assert code == 0
+    assert "leave job0" in out and "measured 1.20x" in out
+
+
+def test_published_figures_say_that_they_are_modelled(capsys):
+    code, out, _ = run(capsys, "published", "--seeds", "3")
+    assert (code, "modelled" in out, "360.0" in out) == (0, True, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["show", "none.yaml"], 65, "No such file"),
+        (["plan", "lab.yaml", "none.yaml"], 65, "No such file"),
+        (["plan", "lab.yaml", "lab.yaml"], 65, "not a job file"),
+        (["plan", "lab.yaml", "job0.yaml", "job0.yaml"], 65, "two job files"),
+        (["plan", "lab.yaml", "job0.yaml", "--down", "x>y"], 65, "no link"),
+        (["plan", "lab.yaml", "away.yaml"], 65, "not in the topology"),
+        (["plan", "host.xml", "job0.yaml"], 65, "hosts only"),
+        (["export", "lab.yaml", "job0.yaml", "--traffic-class", "999"], 65, "traffic class"),
+        (["site", "nowhere"], 2, "no site"),
+        (["observe", ".", "lab.yaml"], 2, "no recorder ring"),
+        (["model", "lab.yaml", "job0.yaml", "--seeds", "0"], 2, "seeds"),
+    ],
+)
+def test_a_mistake_is_one_line(capsys, lab, monkeypatch, words, code, said):
+    monkeypatch.chdir(lab)
+    (lab / "host.xml").write_bytes((DATA / "rccl/topo_4p2h_2nic.xml").read_bytes())
+    (lab / "away.yaml").write_text((lab / "job0.yaml").read_text().replace("h0,", "h77,"))
+    found, _, err = run(capsys, *words)
+    assert (found, said in err, err.count("\n")) == (code, True, 1), err
+
+
+def test_show_prints_problems(capsys, tmp_path):
+    (tmp_path / "t.yaml").write_text("keepstep_topology: 1\nswitches: [{name: a, tier: 1}, {name: b, tier: 1}]\n"
+                                     "hosts: [{name: h, leaf: a, gbps: 1}, {name: i, leaf: b, gbps: 1}]\n")  # fmt: skip
+    code, out, _ = run(capsys, "show", tmp_path / "t.yaml")
+    assert (code, "0 spines above 2 leaves" in out) == (65, True)

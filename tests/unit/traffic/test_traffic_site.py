@@ -1,0 +1,169 @@
+"""A site's plan in its journal: what happened is what is in force after opening it again; refusals change nothing."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from keepstep.errors import KeepstepError, RecordError, StoreError, TrafficError, UsageError
+from keepstep.records.demand import CollectiveUse, Demand, Seat
+from keepstep.records.plan import Route, TrafficRoutes
+from keepstep.records.topology import ClosShape
+from keepstep.service.clock import SystemClock
+from keepstep.service.traffic_site import TrafficSite, history
+from keepstep.store.journal import Journal
+from keepstep.traffic.clos import clos
+from keepstep.traffic.stages import StagePolicy
+
+ALL = StagePolicy("large_known", 0, 2)
+TOPOLOGY = clos(ClosShape(hosts=16, hosts_per_leaf=4, spines=4, port_gbps=400.0))
+
+
+def ring(job: str, hosts: tuple[int, ...], priority: int = 0) -> Demand:
+    seats = tuple(Seat(rank, f"h{host}") for rank, host in enumerate(hosts))
+    return Demand(job, seats, (CollectiveUse("dp", "all_reduce", tuple(range(len(hosts))), 1e9),), 0.1, priority)
+
+
+def create(directory) -> TrafficSite:
+    return TrafficSite.create(directory, TOPOLOGY, measure="flows", clock=SystemClock())
+
+
+def reopened(site: TrafficSite, directory) -> TrafficSite:
+    site.close()
+    return TrafficSite.open(directory, SystemClock())
+
+
+def test_jobs_links_and_departures_are_there_after_opening_again(tmp_path):
+    site = create(tmp_path)
+    for number in range(4):
+        site.arrive(ring(f"j{number}", (number, 4 + number, 8 + number, 12 + number)), stage=ALL)
+    site.set_links(down=["leaf0>spine1", "spine3"])
+    site.leave("j1")
+    site.set_links(up=["spine3"])
+    before = site.planner.plan()
+    site = reopened(site, tmp_path)
+    after = site.planner.plan()
+    site.close()
+    assert {r.flow: r for r in after.routes} == {r.flow: r for r in before.routes}
+    assert (after.version, after.max_load) == (before.version, before.max_load)
+    assert site.planner.network.down == {"leaf0>spine1"}
+
+
+def test_a_job_alone_is_planned_when_others_come(tmp_path):
+    site = create(tmp_path)
+    site.arrive(ring("alone", (0, 4)), stage=ALL)
+    assert site.planner.routes() == ()
+    site.arrive(ring("other", (1, 5)), stage=ALL)
+    assert {route.flow.split(":")[0] for route in site.planner.routes()} == {"alone", "other"}
+    site = reopened(site, tmp_path)
+    assert len(site.planner.routes("alone")) == 2
+    site.close()
+
+
+def test_stages_say_what_would_be_done_and_what_came_of_it(tmp_path):
+    site = create(tmp_path)
+    busy = (0, 4, 1, 5, 2, 6)
+    record = site.arrive(ring("j", busy, priority=5), stage=StagePolicy("advise"))
+    assert (record.applied, record.added > 0, site.planner.jobs) == (False, True, ())
+    record = site.arrive(ring("j", busy, priority=5), stage=StagePolicy("low_priority", 1))
+    assert (record.applied, "above 1" in record.reason) == (False, True)
+    record = site.arrive(ring("j", busy, priority=5), stage=ALL)
+    assert record.applied and record.predicted >= 1.0
+    site.outcome(1.25, "bench")
+    site.close()
+    told = history(tmp_path)
+    assert [change.applied for change in told.changes if change.change == "arrive"] == [False, False, True]
+    assert (told.outcomes[0].measured, told.outcomes[0].predicted) == (1.25, record.predicted)
+
+
+@pytest.mark.parametrize(
+    ("work", "words"),
+    [
+        (lambda site: site.arrive(ring("a", (0, 4)), stage=ALL), "already"),
+        (lambda site: site.arrive(ring("b", (0, 99)), stage=ALL), "not in the topology"),
+        (lambda site: site.leave("nobody"), "not in the plan"),
+        (lambda site: site.set_links(down=["leaf0>nowhere"]), "no link"),
+        (lambda site: site.set_links(up=["nothing"]), "no switch"),
+    ],
+)
+def test_what_fails_is_written_down_and_the_plan_stays(tmp_path, work, words):
+    site = create(tmp_path)
+    site.arrive(ring("a", (0, 4, 1, 5)), stage=ALL)
+    before = site.planner.plan()
+    with pytest.raises(TrafficError, match=words):
+        work(site)
+    assert site.planner.plan() == before
+    site = reopened(site, tmp_path)
+    assert {r.flow: r for r in site.planner.plan().routes} == {r.flow: r for r in before.routes}
+    site.close()
+    assert history(tmp_path).changes[-1].change == "refused"
+
+
+def test_routes_without_their_change_do_not_count(tmp_path):
+    """A crash between the routes and the change that puts them in force."""
+    site = create(tmp_path)
+    site.arrive(ring("a", (0, 4, 1, 5)), stage=ALL)
+    before = {route.flow: route for route in site.planner.routes()}
+    site.close()
+    journal = Journal.open(tmp_path)
+    flow = next(iter(before))
+    journal.append(TrafficRoutes(version=99, routes=(Route(flow, ("leaf0", "spine3", "leaf1")),)))
+    journal.close()
+    site = TrafficSite.open(tmp_path, SystemClock())
+    assert {route.flow: route for route in site.planner.routes()} == before
+    site.close()
+
+
+def test_directories_that_are_no_site(tmp_path):
+    with pytest.raises(UsageError, match="no site"):
+        TrafficSite.open(tmp_path, SystemClock())
+    create(tmp_path).close()
+    with pytest.raises(UsageError, match="already"):
+        create(tmp_path)
+
+
+def test_damaged_files_are_named(tmp_path):
+    create(tmp_path).close()
+    (kept,) = tmp_path.glob("*.msgpack")
+    kept.write_bytes(b"x" + kept.read_bytes()[1:])
+    with pytest.raises(RecordError, match="damaged"):
+        TrafficSite.open(tmp_path, SystemClock())
+    kept.unlink()
+    with pytest.raises(StoreError, match="cannot be read"):
+        TrafficSite.open(tmp_path, SystemClock())
+
+
+hosts = st.permutations(range(16)).map(lambda found: tuple(found[:4]))
+deeds = st.one_of(
+    st.tuples(st.just("arrive"), st.integers(0, 4), hosts),
+    st.tuples(st.just("leave"), st.integers(0, 4), st.just(())),
+    st.tuples(st.just("down"), st.integers(0, 3), st.integers(0, 3)),
+    st.tuples(st.just("up"), st.integers(0, 3), st.integers(0, 3)),
+)
+
+
+@given(st.lists(deeds, max_size=12))
+@settings(max_examples=10, deadline=None)
+def test_any_history_is_replayed_to_the_plan_in_force(tmp_path_factory, history_of_deeds):
+    directory = tmp_path_factory.mktemp("site")
+    site = create(directory)
+    for kind, number, other in history_of_deeds:
+        try:
+            if kind == "arrive":
+                site.arrive(ring(f"j{number}", other), stage=ALL, everything=True)
+            elif kind == "leave":
+                site.leave(f"j{number}")
+            elif kind == "down":
+                site.set_links(down=[f"leaf{number}>spine{other}"])
+            else:
+                site.set_links(up=[f"leaf{number}>spine{other}"])
+        except KeepstepError:
+            continue
+    before = {route.flow: route for route in site.planner.routes()}
+    for route in before.values():
+        assert all(site.planner.network.alive(a, b) for a, b in zip(route.path, route.path[1:], strict=False))
+    site = reopened(site, directory)
+    after = {route.flow: route for route in site.planner.routes()}
+    site.close()
+    assert after == before
