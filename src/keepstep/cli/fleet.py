@@ -11,7 +11,7 @@ import typer
 
 from keepstep.cli.options import Printed, TextOrJson
 
-__all__ = ["add_to", "fleet", "import_", "query", "taxonomy"]
+__all__ = ["add_to", "fleet", "import_", "query", "report", "taxonomy"]
 
 fleet = typer.Typer(help="Account for the GPU-hours of a fleet.", no_args_is_help=True)
 
@@ -26,10 +26,26 @@ class Rows(StrEnum):
     csv = "csv"
 
 
+class Pages(StrEnum):
+    """How a report is printed."""
+
+    text = "text"
+    json = "json"
+    html = "html"
+
+
+class Engine(StrEnum):
+    """Who works on the parts of a report."""
+
+    local = "local"
+    ray = "ray"
+
+
 def add_to(app: typer.Typer) -> None:
     """Register the commands of this module."""
     fleet.command("import")(import_)
     fleet.command()(query)
+    fleet.command()(report)
     fleet.command()(taxonomy)
     app.add_typer(fleet, name="fleet")
 
@@ -75,6 +91,43 @@ def query(
     else:
         answer = incident_list(directory) if incidents else sql_answer(directory, sql, limit=limit)
         print(answer_text(answer, style=format.value))
+    return 0
+
+
+def report(
+    directory: Fleet,
+    format: Annotated[Pages, typer.Option("--format", help="text, json or html (one file with charts).")] = Pages.text,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it there instead of printing it.")] = None,
+    checkpoint_minutes: Annotated[float, typer.Option(help="Assumed time between checkpoints.")] = 60.0,
+    startup_minutes: Annotated[float, typer.Option(help="Assumed time from start to first step.")] = 5.0,
+    write_minutes: Annotated[float, typer.Option(help="Assumed pause of a checkpoint.")] = 0.0,
+    group: Annotated[
+        str, typer.Option(help="Column that is the user's group: group_key, account, user ...")
+    ] = "group_key",
+    change: Annotated[list[str] | None, typer.Option(metavar="DATE", help="Compare the rate before and after.")] = None,
+    nodes: Annotated[int | None, typer.Option(min=1, help="Nodes there were, if no source says it.")] = None,
+    days: Annotated[float | None, typer.Option(min=0.001, help="Days observed, if no source says it.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the bootstraps.")] = 0,
+    engine: Annotated[Engine, typer.Option(help="local, or ray for logs that outgrow one machine.")] = Engine.local,
+) -> int:
+    """Account for the GPU-hours: ledger, ETTR, failure rates, losses, lemons, queue, comparisons."""
+    from keepstep.service.fleet_report import ReportOptions, printed_report
+
+    options = ReportOptions(
+        interval_minutes=checkpoint_minutes,
+        startup_minutes=startup_minutes,
+        write_minutes=write_minutes,
+        group=group,
+        changes=tuple(change or ()),
+        nodes=nodes,
+        days=days,
+        seed=seed,
+    )
+    printed = printed_report(directory, options, style=format.value, engine=engine.value, terminal=out is None)
+    if out is None:
+        print(printed)
+    else:
+        out.write_text(printed)
     return 0
 
 

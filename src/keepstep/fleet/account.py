@@ -44,8 +44,9 @@ class Known(msgspec.Struct, frozen=True):
 
 
 class Account(msgspec.Struct, frozen=True):
-    """Arrays over attempts beside the attempts themselves: kept wall-clock, work lost with the attempt by the loss
-    rule, all losses of the ledger (wall-clock [us]); whether a journal was behind it; checkpoint age (-1: unknown).
+    """Arrays over attempts beside the attempts themselves: kept wall-clock (of GPUs held by standbys nothing is kept:
+    their share is taken off), work lost with the attempt by the loss rule, all losses of the ledger, all wall-clock
+    [us]; whether a journal was behind it; checkpoint age (-1: unknown).
 
     `by_size` holds exact GPU-microseconds by class of size and label. `off` is by how much any attempt's labels do not
     add up to its length: 0.
@@ -78,7 +79,7 @@ def account_of(attempts: AttemptArrays, assumptions: Assumptions, *, known: Know
         held = standby_gpus(progress, attempts.gpus)
     return Account(
         attempts=attempts,
-        kept=matrix[:, _KEPT].copy(),
+        kept=matrix[:, _KEPT] - _part(matrix[:, _KEPT], held, whole=attempts.gpus),
         lost=lost_work(attempts.length, assumptions.interval, age=age),
         losses=matrix[:, in_order(LOSSES)].sum(axis=1),
         journaled=journaled,
@@ -86,6 +87,11 @@ def account_of(attempts: AttemptArrays, assumptions: Assumptions, *, known: Know
         by_size=_sums(attempts, matrix, held=held),
         off=unaccounted(matrix, attempts.length),
     )
+
+
+def _part(time: Any, held: Any, *, whole: Any) -> Any:
+    """time x held / whole, rounded down, without leaving 64 bits."""
+    return time // whole * held + time % whole * held // whole
 
 
 def _indexed(table: pa.Table, attempts: AttemptArrays) -> pa.Table:

@@ -18,6 +18,7 @@ __all__ = ["LEAST_RUNS", "Compared", "PeriodRuns", "compare_periods"]
 LEAST_RUNS = 20
 """With fewer matched runs on either side the verdict is "cannot tell", whatever the interval says."""
 _ROUNDS = 1000
+_DRAWN_UP_TO = 300
 
 
 class PeriodRuns(msgspec.Struct, frozen=True):
@@ -119,12 +120,13 @@ def _class(runs: PeriodRuns, number: int) -> tuple[Any, Any]:
 
 
 def _drawn(side: list[tuple[Any, Any]], weights: Any, *, rng: np.random.Generator) -> Any:
-    """The standardised ratio, `_ROUNDS` times with runs drawn again inside each class."""
+    """The standardised ratio, `_ROUNDS` times with runs drawn again inside each class; in large classes from the normal
+    distribution with the linearised error of a ratio (Cochran 1977, section 6.4), to which that converges."""
     whole = np.zeros(_ROUNDS)
     for (above, below), weight in zip(side, weights, strict=True):
         count = len(below)
         ratio = above.sum() / below.sum()
-        if count > 2000:
+        if count > _DRAWN_UP_TO:
             error = np.sqrt(((above - ratio * below) ** 2).sum()) / below.sum()
             whole += weight * rng.normal(ratio, error, _ROUNDS)
         else:

@@ -17,7 +17,8 @@ __all__ = ["EttrCell", "RunTimes", "ettr_cells", "run_times", "waits"]
 
 
 class RunTimes(msgspec.Struct, frozen=True):
-    """One entry a job run: most GPUs and nodes of its lives; waited, allocated and productive wall-clock [us].
+    """One entry a job run: most GPUs and nodes of its lives; waited, allocated and productive wall-clock [us], and the
+    same times the GPUs of each life (`gpu_...`, GPU-hours), which need not be the same in all.
 
     `first` is the place of its first life among the attempts, `lives` how many it had; `start` and `end` in us since
     1970, `submit` may be `UNKNOWN`.
@@ -31,6 +32,9 @@ class RunTimes(msgspec.Struct, frozen=True):
     waited: Any
     allocated: Any
     productive: Any
+    gpu_waited: Any
+    gpu_allocated: Any
+    gpu_productive: Any
     submit: Any
     start: Any
     end: Any
@@ -57,15 +61,20 @@ def run_times(attempts: AttemptArrays, productive: Any) -> RunTimes:
     if not len(attempts.run):
         return RunTimes(*(np.empty(0, np.int64) for _ in RunTimes.__struct_fields__))
     first = np.flatnonzero(np.append(True, attempts.run[1:] != attempts.run[:-1]))
+    waited, kept = np.maximum(waits(attempts), 0), np.asarray(productive, np.int64)
+    weight = attempts.gpus / 3.6e9
     return RunTimes(
         run=attempts.run[first],
         first=first,
         lives=np.diff(np.append(first, len(attempts.run))),
         gpus=np.maximum.reduceat(attempts.gpus, first),
         nodes=np.maximum.reduceat(attempts.nodes, first),
-        waited=np.add.reduceat(np.maximum(waits(attempts), 0), first),
+        waited=np.add.reduceat(waited, first),
         allocated=np.add.reduceat(attempts.length, first),
-        productive=np.add.reduceat(np.asarray(productive, np.int64), first),
+        productive=np.add.reduceat(kept, first),
+        gpu_waited=np.add.reduceat(waited * weight, first),
+        gpu_allocated=np.add.reduceat(attempts.length * weight, first),
+        gpu_productive=np.add.reduceat(kept * weight, first),
         submit=attempts.submit[first],
         start=attempts.start[first],
         end=np.maximum.reduceat(attempts.end, first),
@@ -94,10 +103,10 @@ def ettr_cells(
 ) -> tuple[EttrCell, ...]:
     """The measured ratio for each group number that occurs; `names` says what a number means.
 
-    Runs without any wall-clock are left out. The interval is a bootstrap over runs; for groups above 2,000 runs it is
+    Runs without any wall-clock are left out. The interval is a bootstrap over runs; for groups above 300 runs it is
     the linearised standard error of a ratio (Cochran 1977, section 6.4), which the bootstrap converges to.
     """
-    wall = times.waited + times.allocated
+    wall = times.gpu_waited + times.gpu_allocated
     alive = np.flatnonzero(wall > 0)
     order = alive[np.argsort(np.asarray(group)[alive], kind="stable")]
     if not len(order):
@@ -105,25 +114,24 @@ def ettr_cells(
     numbers, firsts = np.unique(np.asarray(group)[order], return_index=True)
     cells = []
     for number, members in zip(numbers, np.split(order, firsts[1:]), strict=True):
-        weight = times.gpus[members] / 3.6e9
-        good, whole = times.productive[members] * weight, wall[members] * weight
+        good, whole = times.gpu_productive[members], wall[members]
         low, high = _interval(good, whole, rng=rng, rounds=rounds)
         cells.append(
             EttrCell(
                 group=names[int(number)] or "(none)",
                 runs=len(members),
-                gpu_hours=float((times.allocated[members] * weight).sum()),
+                gpu_hours=float(times.gpu_allocated[members].sum()),
                 of_sums=float(good.sum() / whole.sum()),
                 low=low,
                 high=high,
                 mean_of_ratios=float((good / whole).mean()),
-                wait_share=float((times.waited[members] * weight).sum() / whole.sum()),
+                wait_share=float(times.gpu_waited[members].sum() / whole.sum()),
             )
         )
     return tuple(cells)
 
 
-_DRAWN_UP_TO = 2000
+_DRAWN_UP_TO = 300
 
 
 def _interval(good: Any, whole: Any, *, rng: np.random.Generator, rounds: int) -> tuple[float, float]:

@@ -78,7 +78,7 @@ def bootstrap_rate(
     return float(low), float(high)
 
 
-_MOST_PAIRS = 4096
+_MOST_PAIRS = 1024
 
 
 def _distinct(pairs: Any) -> tuple[Any, Any]:

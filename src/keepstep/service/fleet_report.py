@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from rich.console import Console
 
 from keepstep.service.fleet_report_checks import checks_section
 from keepstep.service.fleet_report_data import FleetData, ReportOptions, load
+from keepstep.service.fleet_report_faults import node_faults
+from keepstep.service.fleet_report_html import report_html
 from keepstep.service.fleet_report_lemons import lemons_section
 from keepstep.service.fleet_report_losses import investment_section, second_order_section
 from keepstep.service.fleet_report_nodes import nodes_section
@@ -18,10 +21,12 @@ from keepstep.service.fleet_report_periods import periods_section
 from keepstep.service.fleet_report_queue import queue_section
 from keepstep.service.fleet_report_rates import rates_section
 from keepstep.service.fleet_report_sources import sources_section
+from keepstep.service.fleet_report_text import report_text
 from keepstep.service.fleet_report_time import ettr_section, ledger_section
 from keepstep.service.fleet_sheet import FleetReport, Section
+from keepstep.store.fleet_tables import FleetStore
 
-__all__ = ["fleet_report", "report_json", "report_of_fleet"]
+__all__ = ["ReportOptions", "fleet_report", "printed_report", "report_json", "report_of_fleet"]
 
 _OF_ATTEMPTS = (
     ledger_section,
@@ -35,15 +40,35 @@ _OF_ATTEMPTS = (
 _OF_NODES = (nodes_section, lemons_section, checks_section)
 
 
+_PART_ROWS = 1_000_000
+"""Attempts of one part: what one process holds at a time."""
+
+
 def report_of_fleet(directory: Path, options: ReportOptions, *, parts: int = 1, each: Any = None) -> FleetReport:
     """Read `directory` and make its report. Raises UsageError, StoreError (see `load`)."""
     return fleet_report(load(directory, options, each=each, parts=parts))
 
 
+def printed_report(
+    directory: Path, options: ReportOptions, *, style: str = "text", engine: str = "local", terminal: bool = False
+) -> str:
+    """The report as `text`, `json` or `html`. On a `terminal` text has its width and colours."""
+    parts = max(1, math.ceil(FleetStore(directory).rows("attempts") / _PART_ROWS))
+    report = report_of_fleet(directory, options, parts=parts)
+    if style == "json":
+        return report_json(report)
+    if style == "html":
+        return report_html(report)
+    console = Console()
+    on_screen = terminal and console.is_terminal
+    return report_text(report, width=console.width if on_screen else None, colour=on_screen)
+
+
 def fleet_report(data: FleetData) -> FleetReport:
     """All sections; those about attempts are left out where a fleet has none."""
     sections: list[Section] = [section(data) for section in _OF_ATTEMPTS] if len(data.times.run) else []
-    sections += [section(data) for section in _OF_NODES]
+    known = node_faults(data)
+    sections += [section(data, known) for section in _OF_NODES]
     sections.append(sources_section(data))
     about = [f"fleet directory {data.store.directory.name}"]
     if len(data.times.run):

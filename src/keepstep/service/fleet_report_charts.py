@@ -18,24 +18,23 @@ from keepstep.service.fleet_sheet import FleetReport, Sheet
 
 __all__ = ["Chart", "charts_of"]
 
-INK, SOFT, GRID = "#1d2733", "#5b6875", "#dfe4ea"
-KEPT, USED, LOST, MODEL = "#2a9d8f", "#8ab6c9", "#d1495b", "#b5762a"
-_CYCLE = ("#1f6f8b", "#d1495b", "#2a9d8f", "#b5762a", "#6d597a", "#5b6875", "#9a8c26", "#3d5a80", "#a44a3f", "#4a7c59")
+_INK, _SOFT, _GRID = "#1d2733", "#5b6875", "#dfe4ea"
+_KEPT, _USED, _LOST, _MODEL, _MARK = "#2a9d8f", "#8ab6c9", "#d1495b", "#b5762a", "#1f6f8b"
 _STYLE = {
     "svg.fonttype": "path",
     "svg.hashsalt": "keepstep",
     "font.size": 10,
-    "axes.edgecolor": GRID,
-    "axes.labelcolor": SOFT,
-    "axes.titlecolor": INK,
+    "axes.edgecolor": _GRID,
+    "axes.labelcolor": _SOFT,
+    "axes.titlecolor": _INK,
     "axes.titlesize": 11,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "xtick.color": SOFT,
-    "ytick.color": SOFT,
-    "grid.color": GRID,
+    "xtick.color": _SOFT,
+    "ytick.color": _SOFT,
+    "grid.color": _GRID,
     "legend.frameon": False,
 }
 _MOST_CURVES = 10
@@ -74,6 +73,11 @@ def _finite(value: Any) -> float:
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else math.nan
 
 
+def _legend(axes: Axes) -> None:
+    """To the right of the picture."""
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=9)
+
+
 def _column(sheet: Sheet, name: str) -> list[float]:
     return [_finite(row.get(name)) for row in sheet.rows]
 
@@ -84,15 +88,15 @@ def _ledger(axes: Axes, sheet: Sheet) -> None:
     rows.sort(key=lambda row: (row["label"] in LOSSES, -row["gpu_hours"]))
     total = sum(row["share"] for row in sheet.rows)
     names, level = ["allocated"], total
-    axes.bar(0, 100 * total, color=INK, width=0.7)
+    axes.bar(0, 100 * total, color=_INK, width=0.7)
     for at, row in enumerate(rows, 1):
-        colour = LOST if row["label"] in LOSSES else USED
+        colour = _LOST if row["label"] in LOSSES else _USED
         axes.bar(at, 100 * row["share"], bottom=100 * (level - row["share"]), color=colour, width=0.7)
-        axes.text(at, 100 * level + 0.6, f"{row['share']:.1%}", ha="center", va="bottom", fontsize=8, color=SOFT)
+        axes.text(at, 100 * level + 0.6, f"{row['share']:.1%}", ha="center", va="bottom", fontsize=8, color=_SOFT)
         level -= row["share"]
         names.append(row["label"].replace("_", " "))
-    axes.bar(len(rows) + 1, 100 * level, color=KEPT, width=0.7)
-    axes.text(len(rows) + 1, 100 * level + 0.6, f"{level:.1%}", ha="center", va="bottom", fontsize=8, color=INK)
+    axes.bar(len(rows) + 1, 100 * level, color=_KEPT, width=0.7)
+    axes.text(len(rows) + 1, 100 * level + 0.6, f"{level:.1%}", ha="center", va="bottom", fontsize=8, color=_INK)
     axes.set_xticks(range(len(rows) + 2), [*names, "kept step"], rotation=35, ha="right")
     axes.set_ylim(max(0.0, 100 * level - 12), 106)
     axes.set_ylabel("share of allocated GPU-hours [%]")
@@ -108,15 +112,15 @@ def _ettr(axes: Axes, sheet: Sheet, expected: Sheet | None) -> None:
     low, high = _column(sheet, "low"), _column(sheet, "high")
     errors = [[v - a if math.isfinite(a) else 0.0 for v, a in zip(value, low, strict=True)]]
     errors.append([b - v if math.isfinite(b) else 0.0 for v, b in zip(value, high, strict=True)])
-    axes.bar(places, value, color=KEPT, width=0.62, label="measured (ratio of sums, 95 %)")
+    axes.bar(places, value, color=_KEPT, width=0.62, label="measured (ratio of sums, 95 %)")
     axes.errorbar(
-        places, value, yerr=[[max(0.0, e) for e in side] for side in errors], fmt="none", ecolor=INK, capsize=3
+        places, value, yerr=[[max(0.0, e) for e in side] for side in errors], fmt="none", ecolor=_INK, capsize=3
     )
-    axes.plot(places, _column(sheet, "mean_of_ratios"), "o", color=INK, markersize=4, label="mean of ratios")
+    axes.plot(places, _column(sheet, "mean_of_ratios"), "o", color=_INK, markersize=4, label="mean of ratios")
     if expected is not None:
         by_name = {row["size"]: row for row in expected.rows}
         model = [_finite(by_name.get(name, {}).get("exact")) for name in names]
-        axes.plot(places, model, "D", color=MODEL, markersize=5, label="expected, exact form (modelled)")
+        axes.plot(places, model, "D", color=_MODEL, markersize=5, label="expected, exact form (modelled)")
     axes.set_xticks(places, names, rotation=35, ha="right")
     axes.set_ylim(0, 1.05)
     axes.set_xlabel("GPUs")
@@ -124,7 +128,7 @@ def _ettr(axes: Axes, sheet: Sheet, expected: Sheet | None) -> None:
     axes.set_title("Effective training time ratio by size")
     axes.yaxis.grid(visible=True)
     axes.set_axisbelow(True)
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.28), ncols=3)
+    _legend(axes)
 
 
 def _top(name: str) -> float:
@@ -138,21 +142,21 @@ def _mttf(axes: Axes, sheet: Sheet, projected: Sheet | None) -> None:
     value = [row["mttf_hours"] for row in rows]
     up = [_finite(row["mttf_high"]) - row["mttf_hours"] for row in rows]
     errors = [[row["mttf_hours"] - row["mttf_low"] for row in rows], [0.0 if math.isnan(e) else e for e in up]]
-    axes.errorbar(x, value, yerr=errors, fmt="o", color=_CYCLE[0], capsize=3, label="measured, 95 % (Garwood)")
+    axes.errorbar(x, value, yerr=errors, fmt="o", color=_MARK, capsize=3, label="measured, 95 % (Garwood)")
     if none:
         lows = [row["mttf_low"] for row in none]
-        axes.plot([_top(row["size"]) for row in none], lows, "^", color=SOFT, label="no event: lower limit")
+        axes.plot([_top(row["size"]) for row in none], lows, "^", color=_SOFT, label="no event: lower limit")
     model = [(_top(row["size"]), _finite(row["modelled_hours"])) for row in sheet.rows]
     model = [point for point in model if math.isfinite(point[1])]
     if model:
-        axes.plot(*zip(*model, strict=True), color=MODEL, label="modelled: 1 / (nodes x r_f)")
+        axes.plot(*zip(*model, strict=True), color=_MODEL, label="modelled: 1 / (nodes x r_f)")
     if projected is not None and projected.rows:
         far = [row["gpus"] for row in projected.rows]
         axes.fill_between(
-            far, _column(projected, "mttf_low"), _column(projected, "mttf_high"), color=MODEL, alpha=0.18, lw=0
+            far, _column(projected, "mttf_low"), _column(projected, "mttf_high"), color=_MODEL, alpha=0.18, lw=0
         )
-        axes.plot(far, _column(projected, "mttf_hours"), "--", color=MODEL, label="PROJECTION beyond observed sizes")
-        axes.axvline(far[0] / math.sqrt(2), color=SOFT, lw=0.8, ls=":")
+        axes.plot(far, _column(projected, "mttf_hours"), "--", color=_MODEL, label="PROJECTION beyond observed sizes")
+        axes.axvline(far[0] / math.sqrt(2), color=_SOFT, lw=0.8, ls=":")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     ticks = sorted(
@@ -164,7 +168,7 @@ def _mttf(axes: Axes, sheet: Sheet, projected: Sheet | None) -> None:
     axes.set_ylabel("hours between failures")
     axes.set_title("MTTF by size")
     axes.grid(visible=True)
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2)
+    axes.legend(loc="lower left", fontsize=9, frameon=True, framealpha=0.9, edgecolor=_GRID)
 
 
 def _short(value: float) -> str:
@@ -173,8 +177,9 @@ def _short(value: float) -> str:
 
 def _survival(unit: str) -> Callable[..., None]:
     def draw(axes: Axes, sheet: Sheet) -> None:
-        names = list(dict.fromkeys(row["group"] for row in sheet.rows))
-        for colour, name in zip(_CYCLE, names[-_MOST_CURVES:], strict=False):
+        names = list(dict.fromkeys(row["group"] for row in sheet.rows))[-_MOST_CURVES:]
+        colours = mpl.colormaps["viridis"]([0.85 * at / max(1, len(names) - 1) for at in range(len(names))])
+        for colour, name in zip(colours, names, strict=True):
             rows = [row for row in sheet.rows if row["group"] == name]
             time = [row["time"] for row in rows]
             axes.step(time, [row["alive"] for row in rows], where="post", color=colour, label=name, lw=1.6)
@@ -186,7 +191,7 @@ def _survival(unit: str) -> Callable[..., None]:
         axes.set_ylabel("share without a failure")
         axes.set_title(sheet.title)
         axes.grid(visible=True)
-        axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0))
+        _legend(axes)
 
     return draw
 
@@ -194,11 +199,11 @@ def _survival(unit: str) -> Callable[..., None]:
 def _queue(axes: Axes, sheet: Sheet) -> None:
     places = list(range(len(sheet.rows)))
     floor = 1.0 / 3600
-    for name, colour, width in (("p90", USED, 0.66), ("median", _CYCLE[0], 0.36)):
+    for name, colour, width in (("p90", _USED, 0.66), ("median", _MARK, 0.36)):
         values = [max(value, floor) for value in _column(sheet, name)]
         axes.bar(places, values, width=width, color=colour, label=name)
     axes.plot(
-        places, [max(value, floor) for value in _column(sheet, "mean")], "D", color=MODEL, markersize=5, label="mean"
+        places, [max(value, floor) for value in _column(sheet, "mean")], "D", color=_MODEL, markersize=5, label="mean"
     )
     axes.set_yscale("log")
     axes.set_xticks(places, [row["size"] for row in sheet.rows], rotation=35, ha="right")
@@ -207,18 +212,19 @@ def _queue(axes: Axes, sheet: Sheet) -> None:
     axes.set_title("Wait before the first start")
     axes.yaxis.grid(visible=True)
     axes.set_axisbelow(True)
-    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0))
+    _legend(axes)
 
 
 def _investments(axes: Axes, sheet: Sheet) -> None:
     rows = list(reversed(sheet.rows[:10]))
     left = [0.0] * len(rows)
-    for name, colour in (("detect", MODEL), ("repair", USED), ("recompute", LOST), ("second_order", "#6d597a")):
+    for name, colour in (("detect", _MODEL), ("repair", _USED), ("recompute", _LOST), ("second_order", "#6d597a")):
         values = [row[name] for row in rows]
         axes.barh(range(len(rows)), values, left=left, color=colour, label=name.replace("_", " "), height=0.66)
         left = [a + b for a, b in zip(left, values, strict=True)]
     axes.set_yticks(range(len(rows)), [f"{row['cause']} ({row['owner']})" for row in rows])
     axes.set_xlabel("GPU-hours")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 10 else f"{value:g}")
     axes.set_title("What each cause costs")
     axes.xaxis.grid(visible=True)
     axes.set_axisbelow(True)

@@ -9,8 +9,8 @@ import numpy as np
 
 from keepstep.fleet.effect import PeriodCounts, alarms, effect_of
 from keepstep.fleet.rates_nodes import dispersion
-from keepstep.service.fleet_report_data import FleetData, query
-from keepstep.service.fleet_report_faults import DAY_US, NodeFaults, node_events, node_faults
+from keepstep.service.fleet_report_data import FleetData
+from keepstep.service.fleet_report_faults import DAY_US, NodeFaults, node_events
 from keepstep.service.fleet_sheet import Section, sheet
 
 __all__ = ["checks_section"]
@@ -47,17 +47,16 @@ WHERE a.state = 'COMPLETED'
 """
 
 
-def checks_section(data: FleetData) -> Section:
+def checks_section(data: FleetData, known: NodeFaults) -> Section:
     """For each check: the nodes that have it against the others, before and after its first result; and its alarms."""
     title = "Effect of health checks"
     if not data.store.rows("health_results"):
         return Section("checks", title, ("no result of a health check is recorded",))
-    known = node_faults(data)
-    confirmed = node_events(known, query(data.store, _CONFIRMED))
+    confirmed = node_events(known, data.rows(_CONFIRMED))
     effects, fired = [], []
-    for row in query(data.store, _CHECKS.format(most=_MOST_CHECKS)).to_pylist():
+    for row in data.rows(_CHECKS.format(most=_MOST_CHECKS)).to_pylist():
         text = "'" + row["check"].replace("'", "''") + "'"
-        treated = np.unique(node_events(known, query(data.store, _NODES.format(check=text)))[0])
+        treated = np.unique(node_events(known, data.rows(_NODES.format(check=text)))[0])
         effects.append(_effect(known, row["check"], since=row["since"], treated=treated, events=confirmed))
         fired.append(_alarms(data, known, check=(row["check"], text), confirmed=confirmed))
     words = (
@@ -115,9 +114,9 @@ def _counts(events: tuple[Any, Any], group: Any, *, low: float, high: float) -> 
 
 
 def _alarms(data: FleetData, known: NodeFaults, *, check: tuple[str, str], confirmed: tuple[Any, Any]) -> Any:
-    rows = query(data.store, _FIRED.format(check=check[1]))
+    rows = data.rows(_FIRED.format(check=check[1]))
     node, day = node_events(known, rows)
-    (share,) = query(data.store, _GOOD_JOBS.format(check=check[1])).columns[0].to_pylist()
+    (share,) = data.rows(_GOOD_JOBS.format(check=check[1])).columns[0].to_pylist()
     hours = rows["out_hours"].to_numpy()
     return alarms(
         check[0], (node, day), confirmed_at=confirmed, out_hours=hours, good_jobs_hit=float(share or 0.0), window=1.0

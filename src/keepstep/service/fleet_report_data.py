@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from keepstep.errors import UsageError
 from keepstep.fleet.account import Account, Known, account_of, joined_accounts
 from keepstep.fleet.attempt_arrays import COLUMNS, arrays_of
 from keepstep.fleet.ettr_measured import RunTimes, run_times
@@ -19,7 +20,7 @@ from keepstep.fleet.rates_by_size import Lives
 from keepstep.fleet.sizes import size_class
 from keepstep.store.fleet_tables import FleetStore
 
-__all__ = ["GROUPS", "FleetData", "ReportOptions", "account_part", "load", "query"]
+__all__ = ["GROUPS", "FleetData", "ReportOptions", "account_part", "load"]
 
 GROUPS = ("group_key", "account", "user", "qos", "name", "partition", "cluster")
 """Columns that may stand for the user's groups."""
@@ -65,6 +66,11 @@ class FleetData(msgspec.Struct, frozen=True):
     times: RunTimes
     first: int
     last: int
+    connection: Any
+
+    def rows(self, text: str) -> pa.Table:
+        """The answer to one SQL query over the tables."""
+        return self.connection.sql(text).to_arrow_table()
 
     def rng(self, section: int) -> np.random.Generator:
         """A generator of its own for each section, so that none depends on what ran before it."""
@@ -82,11 +88,6 @@ class FleetData(msgspec.Struct, frozen=True):
         return size_class(self.times.gpus)
 
 
-def query(store: FleetStore, text: str) -> pa.Table:
-    """The answer to one SQL query over the tables."""
-    return store.connection(spill=True).sql(text).to_arrow_table()
-
-
 def account_part(directory: Path, part: tuple[int, int], *, options: ReportOptions) -> Account:
     """The account of the job runs whose id leaves `part[0]` when divided by `part[1]`."""
     store = FleetStore(directory)
@@ -102,7 +103,8 @@ def _known(store: FleetStore, *, number: int, of: int) -> Known | None:
     if not store.rows("progress") and not store.rows("incidents"):
         return None
     texts = (_KNOWN.format(table=table, time=time, of=of, number=number) for table, time in _JOINED)
-    return Known(*(query(store, text) for text in texts))
+    connection = store.connection(spill=True)
+    return Known(*(connection.sql(text).to_arrow_table() for text in texts))
 
 
 _JOINED = (("progress", '"time"'), ("incidents", "onset"))
@@ -113,8 +115,10 @@ Each = Callable[[Callable[[Path, tuple[int, int]], Account], list[tuple[int, int
 def load(directory: Path, options: ReportOptions, *, each: Each | None = None, parts: int = 1) -> FleetData:
     """Read the directory in `parts`, worked on one after the other or as `each` does it.
 
-    Raises UsageError if it is no fleet directory, StoreError if a table is damaged.
+    Raises UsageError if it is no fleet directory or a wrong group, StoreError if a table is damaged.
     """
+    if options.group not in GROUPS:
+        raise UsageError(f"no column of groups: {options.group[:40]}", remedy=f"one of {', '.join(GROUPS)}")
     store = FleetStore(directory)
     function = functools.partial(account_part, options=options)
     wanted = [(number, parts) for number in range(parts)]
@@ -123,4 +127,5 @@ def load(directory: Path, options: ReportOptions, *, each: Each | None = None, p
     del done
     seen = account.attempts
     low, high = (int(seen.start.min()), int(seen.end.max())) if len(seen.start) else (0, 0)
-    return FleetData(store, options, account, run_times(seen, account.kept), low, high)
+    times = run_times(seen, account.kept)
+    return FleetData(store, options, account, times, low, high, store.connection(spill=True))

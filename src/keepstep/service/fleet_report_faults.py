@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from keepstep.fleet.episodes import Faults
-from keepstep.service.fleet_report_data import FleetData, query
+from keepstep.service.fleet_report_data import FleetData
 
 __all__ = ["NodeFaults", "node_events", "node_faults"]
 
@@ -54,14 +54,14 @@ class NodeFaults(msgspec.Struct, frozen=True):
 
 def node_faults(data: FleetData) -> NodeFaults:
     """Intervals of the kind fault; where a fleet has none, those in which a node was down or failing."""
-    rows = query(data.store, _FAULTS.format(kinds="'fault'"))
+    rows = data.rows(_FAULTS.format(kinds="'fault'"))
     source = "recorded faults"
     if not rows.num_rows:
-        rows = query(data.store, _FAULTS.format(kinds="'down', 'failing'"))
+        rows = data.rows(_FAULTS.format(kinds="'down', 'failing'"))
         source = "times nodes were down or failing"
-    names = tuple(query(data.store, _NAMES)["node"].to_pylist())
+    names = tuple(data.rows(_NAMES)["node"].to_pylist())
     start, end = (_moments(rows, name) for name in ("start", "end"))
-    bounds = query(data.store, _BOUNDS).to_pylist()[0]
+    bounds = data.rows(_BOUNDS).to_pylist()[0]
     origin = _origin(data, bounds["low"], start)
     seen = [data.last, *(int(column.max()) for column in (start, end) if len(column))]
     latest = max(max(seen), bounds["high"] or 0)

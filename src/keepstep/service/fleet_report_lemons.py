@@ -18,8 +18,8 @@ from keepstep.fleet.lemons import (
     told_apart,
     tuned_decay,
 )
-from keepstep.service.fleet_report_data import FleetData, query
-from keepstep.service.fleet_report_faults import NodeFaults, node_events, node_faults
+from keepstep.service.fleet_report_data import FleetData
+from keepstep.service.fleet_report_faults import NodeFaults, node_events
 from keepstep.service.fleet_sheet import Section, Sheet, sheet
 
 __all__ = ["lemons_section"]
@@ -57,9 +57,8 @@ _RULE_SHOWN = (
 )
 
 
-def lemons_section(data: FleetData) -> Section:
+def lemons_section(data: FleetData, known: NodeFaults) -> Section:
     """Rules on the past 28 days, judged on the next 28; the best is said only if it can be told apart."""
-    known = node_faults(data)
     signals = _signals(data, known)
     outcome_of = _outcome(signals, known)
     dates = judge_dates(known.horizon)
@@ -117,7 +116,7 @@ def _signals(data: FleetData, known: NodeFaults) -> dict[str, NodeEvents]:
     if len(known.faults.node):
         found["taken_out"] = NodeEvents(known.faults.node, known.faults.start, known.nodes)
     for name, text in _QUERIES.items():
-        node, day = node_events(known, query(data.store, text))
+        node, day = node_events(known, data.rows(text))
         if len(node):
             found[name] = NodeEvents(node, day, known.nodes)
     return found

@@ -10,7 +10,7 @@ from keepstep.fleet.attempt_arrays import UNKNOWN
 from keepstep.fleet.investment import Costs, investments
 from keepstep.fleet.second_order import Losers, cascades, requeue_times, second_order
 from keepstep.fleet.sizes import SIZES, size_class
-from keepstep.service.fleet_report_data import FleetData, query
+from keepstep.service.fleet_report_data import FleetData
 from keepstep.service.fleet_sheet import Section, sheet
 
 __all__ = ["investment_section", "second_order_section"]
@@ -133,7 +133,7 @@ def _detection(data: FleetData) -> tuple[Any, int]:
     found = np.zeros(len(seen.run), np.int64)
     if not data.store.rows("incidents") or not len(seen.run):
         return found, 0
-    rows = query(data.store, _DETECTION)
+    rows = data.rows(_DETECTION)
     order = np.argsort(seen.attempt, kind="stable")
     ids = rows["attempt_id"].to_numpy()
     place = order[np.minimum(np.searchsorted(seen.attempt, ids, sorter=order), len(order) - 1)]

@@ -11,7 +11,7 @@ from keepstep.fleet.rates import rate_of
 from keepstep.fleet.rates_nodes import dispersion, halves_correlation, shrink
 from keepstep.fleet.survival import kaplan_meier, survival_at, weibull_fit
 from keepstep.service.fleet_report_data import FleetData
-from keepstep.service.fleet_report_faults import NodeFaults, node_faults
+from keepstep.service.fleet_report_faults import NodeFaults
 from keepstep.service.fleet_report_rates import curve_rows, rate_words
 from keepstep.service.fleet_sheet import Section, Sheet, sheet
 
@@ -22,9 +22,8 @@ _MOST_CLASSES = 12
 _AGAIN_DAYS = 28.0
 
 
-def nodes_section(data: FleetData) -> Section:
+def nodes_section(data: FleetData, known: NodeFaults) -> Section:
     """What the record of node faults says by itself."""
-    known = node_faults(data)
     faults = known.faults
     if not len(faults.node) or not known.horizon:
         return Section("nodes", "Faults of nodes", ("no fault of a node is recorded",))

@@ -10,7 +10,7 @@ import pyarrow as pa
 from keepstep.fleet.comparison import Compared, PeriodRuns, compare_periods
 from keepstep.fleet.rates import rate_of
 from keepstep.fleet.sizes import SIZES
-from keepstep.service.fleet_report_data import FleetData, query
+from keepstep.service.fleet_report_data import FleetData
 from keepstep.service.fleet_sheet import Section, Sheet, sheet
 
 __all__ = ["periods_section"]
@@ -53,7 +53,7 @@ WHERE NOT coalesce(i.drill, false) AND i.detected_us IS NOT NULL GROUP BY m.mode
 def periods_section(data: FleetData) -> Section:
     """Pairs of modes that occur, each on what both periods have in common."""
     title = "Off, observe, automatic"
-    periods = query(data.store, _PERIODS).to_pylist() if data.store.rows("policy_modes") else []
+    periods = data.rows(_PERIODS).to_pylist() if data.store.rows("policy_modes") else []
     mode = _mode_of_runs(data, periods)
     present = [name for number, name in enumerate(_MODES) if (mode == number).any()]
     if len(present) < 2:
@@ -95,27 +95,26 @@ def _quantities(data: FleetData) -> list[tuple[str, PeriodRuns, bool]]:
     times, seen = data.times, data.account.attempts
     first = times.first
     stratum = data.sizes * 1_000_000 + seen.kind[0][first]
-    gpu_hours = times.allocated / 3.6e9 * times.gpus
     failures = np.add.reduceat((seen.infrastructure & seen.independent).astype(float), first)
     lost = np.add.reduceat(data.account.losses, first) / 6e7
     ones = np.ones(len(first))
     found = [
         (
             "kept GPU-hours per allocated GPU-hour",
-            PeriodRuns(stratum, times.productive / 3.6e9 * times.gpus, gpu_hours),
+            PeriodRuns(stratum, times.gpu_productive, times.gpu_allocated),
             True,
         ),
         ("share of jobs affected", PeriodRuns(stratum, (failures > 0) * 1.0, ones), False),
         ("minutes lost per incident", PeriodRuns(stratum, lost, failures), False),
     ]
-    return found + _progressed(data, stratum=stratum, gpu_hours=gpu_hours)
+    return found + _progressed(data, stratum=stratum, gpu_hours=times.gpu_allocated)
 
 
 def _progressed(data: FleetData, *, stratum: Any, gpu_hours: Any) -> list[tuple[str, PeriodRuns, bool]]:
     """Kept tokens, and kept steps (within one job and size), where training logs or journals say them."""
     if not data.store.rows("progress"):
         return []
-    rows = query(data.store, _PROGRESS)
+    rows = data.rows(_PROGRESS)
     times, seen = data.times, data.account.attempts
     place = np.searchsorted(times.run, rows["run_id"].to_numpy())
     place = np.minimum(place, len(times.run) - 1)
@@ -187,6 +186,6 @@ def _waits(data: FleetData) -> tuple[str, ...]:
     """Time collectives waited before an incident was detected, by mode."""
     if not data.store.rows("incidents"):
         return ("collective wait: no incident is on record",)
-    rows = query(data.store, _WAIT).to_pylist()
+    rows = data.rows(_WAIT).to_pylist()
     said = "; ".join(f"{row['mode']} {row['hours']:.3f} h in {row['incidents']} incidents" for row in rows)
     return (f"collective wait before detection: {said or 'no incident inside a period'}",)

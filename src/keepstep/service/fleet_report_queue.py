@@ -10,7 +10,7 @@ from keepstep.fleet.attempt_arrays import UNKNOWN
 from keepstep.fleet.ettr_measured import waits
 from keepstep.fleet.queueing import experiments, idle_capacity, partial_nodes, queue_waits
 from keepstep.fleet.sizes import SIZES
-from keepstep.service.fleet_report_data import FleetData, query
+from keepstep.service.fleet_report_data import FleetData
 from keepstep.service.fleet_sheet import Section, sheet
 
 __all__ = ["queue_section"]
@@ -66,9 +66,8 @@ def _experiments(data: FleetData) -> Any:
     completed = result < never
     begin = np.where(times.submit == UNKNOWN, times.start, times.submit)
     hours = np.maximum(np.where(completed, result, times.end) - begin, 0) / 3.6e9
-    gpu_hours = times.allocated / 3.6e9 * times.gpus
     days = (data.last - data.first) / _DAY_US
-    rows = experiments(data.sizes, completed, hours=hours, gpu_hours=gpu_hours, names=SIZES, days=days)
+    rows = experiments(data.sizes, completed, hours=hours, gpu_hours=times.gpu_allocated, names=SIZES, days=days)
     shown = (
         ("size", "{size}"),
         ("runs", "{runs:,}"),
@@ -78,7 +77,7 @@ def _experiments(data: FleetData) -> Any:
         ("per 1000 GPU-hours", "{per_1000_gpu_hours:.3f}"),
         ("median h to first result", "{median_hours_to_result}"),
     )
-    note = "a result is a completed attempt; GPU-hours are those of the size with its most GPUs"
+    note = "a result is a completed attempt"
     return sheet("experiments", "Experiments", rows=rows, shown=shown, note=note)
 
 
@@ -88,7 +87,7 @@ def _capacity(data: FleetData) -> int | None:
         "SELECT max(total) FROM (SELECT start, sum(gpus) AS total FROM capacity GROUP BY start)",
         "SELECT sum(gpus) FROM inventory",
     ):
-        (value,) = query(data.store, text).columns[0].to_pylist() or [None]
+        (value,) = data.rows(text).columns[0].to_pylist() or [None]
         if value:
             return int(value)
     return None
@@ -105,6 +104,6 @@ WHERE n.gpus > 0 AND n.gpus < 8 AND a.start IS NOT NULL AND coalesce(a."end", a.
 def _partial(data: FleetData) -> tuple[float, float]:
     if not data.store.rows("attempt_nodes"):
         return 0.0, 0.0
-    rows = query(data.store, _SHARED)
+    rows = data.rows(_SHARED)
     columns = [rows[name].to_numpy() for name in ("node", "s", "e", "gpus")]
     return partial_nodes(columns[0], columns[1], end=columns[2], gpus=columns[3])

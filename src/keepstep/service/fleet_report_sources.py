@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 
-from keepstep.service.fleet_report_data import FleetData, query
+from keepstep.service.fleet_report_data import FleetData
 from keepstep.service.fleet_sheet import Section, sheet
 
 __all__ = ["sources_section"]
@@ -48,8 +48,8 @@ def sources_section(data: FleetData) -> Section:
                 "sources", "Sources", rows=files[:_MOST], note="" if len(files) <= _MOST else f"{_MOST} of {len(files)}"
             ),
             sheet("notes", "Notes of the readers", rows=notes),
-            sheet("kept_aside", "Kept aside", rows=query(data.store, _ASIDE.format(most=_MOST)).to_pylist()),
-            sheet("odd_times", "Odd times", rows=query(data.store, _ODD.format(most=_MOST)).to_pylist()),
-            sheet("summaries", "Figures published by others", rows=query(data.store, _SUMMARIES).to_pylist()),
+            sheet("kept_aside", "Kept aside", rows=data.rows(_ASIDE.format(most=_MOST)).to_pylist()),
+            sheet("odd_times", "Odd times", rows=data.rows(_ODD.format(most=_MOST)).to_pylist()),
+            sheet("summaries", "Figures published by others", rows=data.rows(_SUMMARIES).to_pylist()),
         ),
     )

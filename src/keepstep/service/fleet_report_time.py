@@ -13,7 +13,7 @@ from keepstep.fleet.attempt_arrays import exact_sum
 from keepstep.fleet.ettr import DEFINITIONS, Training, exact, failure_free_minutes, finite, published
 from keepstep.fleet.ettr_measured import ettr_cells
 from keepstep.fleet.ledger import LABELS, LOSSES, ledger_lines
-from keepstep.fleet.rates_by_size import fleet_rate, rates_by_size
+from keepstep.fleet.rates_by_size import fleet_rate
 from keepstep.fleet.sizes import DURATIONS, SIZES, duration_class
 from keepstep.service.fleet_report_data import FleetData
 from keepstep.service.fleet_sheet import Section, sheet
@@ -42,7 +42,7 @@ def ledger_section(data: FleetData) -> Section:
     words = (
         f"{allocated / 3.6e9:,.3f} GPU-hours allocated; labels add up to {sum(totals.values()) / 3.6e9:,.3f}; "
         f"difference {sum(totals.values()) - allocated} us, largest of one attempt {data.account.off} us",
-        f"losses {lost / 3.6e9:,.1f} GPU-hours ({_share(lost, allocated)} of what was allocated)",
+        f"losses {lost / 3.6e9:,.3f} GPU-hours ({_share(lost, allocated)} of what was allocated)",
         f"from journals or training logs: {_share(journaled, allocated)} of the GPU-hours; the rest is assumed: "
         f"{data.options.assumptions.said()}",
         "no source measures telemetry and link_collision yet: they are 0 for want of data, not of loss",
@@ -116,8 +116,8 @@ def _expected(data: FleetData) -> Any:
     options = data.options
     measured = {cell.group: cell for cell in ettr_cells(data.times, data.sizes, names=SIZES, rng=data.rng(2))}
     rows = []
-    for size in rates_by_size(data.lives, rng=data.rng(3)):
-        here = data.sizes == SIZES.index(size.size)
+    for size in np.unique(data.sizes):
+        here, name = data.sizes == size, SIZES[int(size)]
         nodes = _mean_nodes(data, here)
         mean = failure_free_minutes(nodes, rate.value / 1000.0, gpus_per_node=1) if rate.events else math.nan
         lives = int(data.times.lives[here].sum())
@@ -128,13 +128,13 @@ def _expected(data: FleetData) -> Any:
         productive = float(data.times.productive[here].mean()) / 6e7 if here.any() else float("nan")
         rows.append(
             {
-                "size": size.size,
+                "size": name,
                 "mean_minutes_between_failures": mean,
                 "mean_wait_minutes": queue,
                 "published": published(training),
                 "exact": exact(training),
                 "finite": finite(training, productive) if productive > 0 else float("nan"),
-                "measured": measured[size.size].of_sums if size.size in measured else float("nan"),
+                "measured": measured[name].of_sums if name in measured else float("nan"),
             }
         )
     shown = (
