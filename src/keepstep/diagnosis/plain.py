@@ -84,14 +84,23 @@ class PlainWatch:
         if len(newest) < self._world or any(now - look.wall > _STALE_S for look in newest.values()):
             return {}
         still_s = min(_still_s(looks) for looks in self._looks.values())
-        if still_s >= self._hang_s:
-            finding = self._hang(newest, still_s)
-            hard = (
-                still_s >= 3 * self._hang_s and finding.kind == "noncommunication_hang" and len(finding.suspects) == 1
-            )
-            return {f"plain:{finding.kind}": (finding, hard)}
+        if still_s >= self._hang_s and all(len(looks) >= _LEAST_LOOKS for looks in self._looks.values()):
+            return self._stalled(newest, still_s)
         slow = self._slow()
-        return {} if slow is None else {f"plain:slow:{slow.rank}": (slow, False)}
+        if slow is None:
+            self._slow_since.clear()
+            return {}
+        key = f"plain:slow:{slow.rank}"
+        lasts = now - self._slow_since.setdefault(key, now) >= (_HARD_AFTER - 1) * _SLOW_LOOKS
+        return {key: (slow, lasts and slow.layer == "dataloader")}
+
+    def _stalled(self, newest: dict[int, _Look], still_s: float) -> dict[str, tuple[Finding, bool]]:
+        finding = self._hang(newest, still_s)
+        lasts = still_s >= _HARD_AFTER * self._hang_s
+        if finding.kind == "undetermined" and not lasts:
+            return {}
+        hard = lasts and finding.kind == "noncommunication_hang" and len(finding.suspects) == 1
+        return {f"plain:{finding.kind}": (finding, hard)}
 
     def _changes(self, found: dict[str, tuple[Finding, bool]]) -> tuple[PlainChange, ...]:
         changes: list[PlainChange] = []

@@ -10,7 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from keepstep.errors import RecordError
-from keepstep.records.watch_messages import WatchFact, WatchOrder
+from keepstep.records.watch_messages import LinkProbed, WatchFact, WatchOrder
 
 __all__ = [
     "MAX_MESSAGE_BYTES",
@@ -439,6 +439,7 @@ MemberFact = (
     | ScriptFailed
     | PathsReady
     | Drilled
+    | LinkProbed
 )
 Fact = MemberFact | AgentHello | Enlist | MemberStarted | MemberExited | MemberStopped | StartFailed | WatchFact
 Order = (

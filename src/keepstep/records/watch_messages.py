@@ -15,9 +15,13 @@ __all__ = [
     "EvidenceGiven",
     "GiveEvidence",
     "HangDenied",
+    "LinkProbed",
     "MemberHung",
     "MemberSlow",
+    "NodeProbed",
     "PlainSeen",
+    "ProbeLinks",
+    "ProbeNode",
     "TellCalls",
     "WatchFact",
     "WatchOrder",
@@ -108,6 +112,28 @@ class Called(_Told, frozen=True, tag=True):
     calls: tuple[CallMade, ...]
 
 
+class LinkProbed(_Told, frozen=True, tag=True):
+    """One transfer of a probe for `finding`, as its sender measured it; `bytes_per_s` 0: it failed because of `why`."""
+
+    finding: int
+    source: int
+    destination: int
+    latency_s: float
+    bytes_per_s: float
+    why: str = ""
+
+
+class NodeProbed(_Told, frozen=True, tag=True):
+    """A measurement of a probe for `finding` on the node of `rank`: `value` in `unit`, or words alone in `note`."""
+
+    finding: int
+    rank: int
+    node: str
+    value: float
+    unit: str = ""
+    note: str = ""
+
+
 class HangDenied(_Told, frozen=True, tag=True):
     """A check found no hard evidence of a hang of `member`: nobody is replaced, because of `why`."""
 
@@ -143,5 +169,24 @@ class TellCalls(_Asked, frozen=True, tag=True):
     """To an agent: say at once what its members called last. Answer: `Called` for each."""
 
 
-WatchFact = Watched | PlainSeen | EvidenceGiven | MemberHung | MemberSlow | HangDenied | Called
-WatchOrder = GiveEvidence | CheckHang | TellCalls
+class ProbeLinks(_Asked, frozen=True, tag=True):
+    """To a member: take part in transfers of `nbytes` between `pairs` (from, to), one after the other, beside training.
+    Answer: `LinkProbed` from each sender."""
+
+    finding: int
+    pairs: tuple[tuple[int, int], ...]
+    nbytes: int
+
+
+class ProbeNode(_Asked, frozen=True, tag=True):
+    """To an agent: measure `what` (cpu, read or stacks) for the member of `rank`. Answer: `NodeProbed`."""
+
+    finding: int
+    what: str
+    rank: int
+
+
+WatchFact = (
+    Watched | PlainSeen | EvidenceGiven | MemberHung | MemberSlow | HangDenied | Called | LinkProbed | NodeProbed
+)
+WatchOrder = GiveEvidence | CheckHang | TellCalls | ProbeLinks | ProbeNode

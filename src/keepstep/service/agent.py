@@ -28,7 +28,7 @@ from keepstep.records.messages import (
     StartMember,
     Welcome,
 )
-from keepstep.records.watch_messages import CheckHang, GiveEvidence, TellCalls
+from keepstep.records.watch_messages import CheckHang, GiveEvidence, ProbeNode, TellCalls
 from keepstep.service.background import background
 from keepstep.service.clock import Clock
 from keepstep.service.drill_watch import DrillWatch, drilled_command, drilled_fact
@@ -116,7 +116,7 @@ class Agent:
                 self._end(order.member, order.grace_s)
             case Drill():
                 self._drills.arm(order)
-            case CheckHang() | GiveEvidence() | TellCalls():
+            case CheckHang() | GiveEvidence() | TellCalls() | ProbeNode():
                 self._watch.obey(order)
             case _:
                 self._forward(member, order)

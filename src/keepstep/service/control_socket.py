@@ -17,10 +17,12 @@ from keepstep.errors import EnvironmentProblem, KeepstepError, UsageError
 from keepstep.records.drills import DrillRequest
 from keepstep.service.run_directory import is_running, read_run
 
-__all__ = ["DrillTaker", "ask_drill", "serve_control"]
+__all__ = ["DrillTaker", "ProbeRequest", "ProbeTaker", "ask_drill", "ask_probe", "serve_control"]
 
 _MAX_LINE_BYTES = 4096
+_MAX_REPLY_BYTES = 1 << 20
 _CLIENT_S = 5.0
+_PROBE_S = 150.0
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -31,14 +33,27 @@ class DrillTaker(Protocol):
         """Inject a fault; returns what will happen. Raises UsageError for nonsense."""
 
 
-async def serve_control(name: str, drill: DrillTaker) -> asyncio.Server:
-    """Answer requests on the abstract socket `name`; `drill` says what will happen or raises."""
+class ProbeTaker(Protocol):
+    """Whoever carries probes out."""
+
+    async def __call__(self, number: int) -> str:
+        """Probe finding `number`; returns what is left of its suspects. Raises UsageError for nonsense."""
+
+
+class ProbeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Run the probe of finding `probe`."""
+
+    probe: int
+
+
+async def serve_control(name: str, drill: DrillTaker, probe: ProbeTaker) -> asyncio.Server:
+    """Answer requests on the abstract socket `name`; `drill` and `probe` say what will happen, or raise."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, TimeoutError, ValueError):
             if _same_user(writer.get_extra_info("socket")):
                 line = await asyncio.wait_for(reader.readline(), _CLIENT_S)
-                writer.write(json.dumps(_reply(line, drill)).encode() + b"\n")
+                writer.write(json.dumps(await _reply(line, drill, probe)).encode() + b"\n")
                 await writer.drain()
         writer.close()
 
@@ -50,9 +65,18 @@ async def serve_control(name: str, drill: DrillTaker) -> asyncio.Server:
 
 def ask_drill(directory: Path, request: DrillRequest) -> str:
     """Have the run in `directory` inject a fault; returns what it answers. Raises UsageError if it is over."""
+    return _ask(directory, msgspec.json.encode(request), what="a drill", limit_s=_CLIENT_S)
+
+
+def ask_probe(directory: Path, number: int) -> str:
+    """Have the run in `directory` probe finding `number`; returns what is left. Raises UsageError if it is over."""
+    return _ask(directory, msgspec.json.encode(ProbeRequest(number)), what="a probe", limit_s=_PROBE_S)
+
+
+def _ask(directory: Path, request: bytes, *, what: str, limit_s: float) -> str:
     facts = read_run(directory)
     over = UsageError(
-        f"run {facts.job} is over", where=str(directory), remedy="a drill needs a running job; see `keepstep report`"
+        f"run {facts.job} is over", where=str(directory), remedy=f"{what} needs a running job; see `keepstep report`"
     )
     if not facts.control:
         raise UsageError("this is the directory of an agent", where=str(directory), remedy="give the controller's")
@@ -60,11 +84,11 @@ def ask_drill(directory: Path, request: DrillRequest) -> str:
         raise over
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(_CLIENT_S)
+            connection.settimeout(limit_s)
             connection.connect("\0" + facts.control)
-            connection.sendall(msgspec.json.encode(request) + b"\n")
+            connection.sendall(request + b"\n")
             with connection.makefile("rb") as file:
-                reply = json.loads(file.readline(_MAX_LINE_BYTES))
+                reply = json.loads(file.readline(_MAX_REPLY_BYTES))
     except (OSError, ValueError) as error:
         raise over from error
     if not reply.get("ok"):
@@ -72,14 +96,22 @@ def ask_drill(directory: Path, request: DrillRequest) -> str:
     return str(reply.get("say", ""))
 
 
-def _reply(line: bytes, drill: DrillTaker) -> dict[str, Any]:
+async def _reply(line: bytes, drill: DrillTaker, probe: ProbeTaker) -> dict[str, Any]:
     try:
-        request = msgspec.json.decode(line, type=DrillRequest)
-        return {"ok": True, "say": drill(request)}
+        request = _request(line)
+        say = await probe(request.probe) if isinstance(request, ProbeRequest) else drill(request)
+        return {"ok": True, "say": say}
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         return {"ok": False, "say": f"not a request: {error}"}
     except KeepstepError as error:
         return {"ok": False, "say": str(error)}
+
+
+def _request(line: bytes) -> DrillRequest | ProbeRequest:
+    """Raises msgspec's errors for anything that is neither."""
+    with contextlib.suppress(msgspec.ValidationError):
+        return msgspec.json.decode(line, type=ProbeRequest)
+    return msgspec.json.decode(line, type=DrillRequest)
 
 
 def _same_user(connection: socket.socket) -> bool:

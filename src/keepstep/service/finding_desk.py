@@ -33,8 +33,10 @@ from keepstep.records.watch_messages import (
     EvidenceGiven,
     GiveEvidence,
     HangDenied,
+    LinkProbed,
     MemberHung,
     MemberSlow,
+    NodeProbed,
     PlainSeen,
     TellCalls,
     Watched,
@@ -46,6 +48,7 @@ from keepstep.service.clock import Clock
 from keepstep.service.controller import JobShell
 from keepstep.service.keeper import Keeper
 from keepstep.service.output import Console
+from keepstep.service.probe_desk import ProbeDesk
 from keepstep.service.settings import Settings
 
 __all__ = ["FindingDesk"]
@@ -74,6 +77,9 @@ class FindingDesk:
         )
         self.analyst.arrivals = self._arriving
         self.analyst.retired = self._retired
+        self.probes = ProbeDesk(
+            shell, numbered=self.numbered, add=lambda f: self.add(f, key=f"probe:{len(self._numbers)}:{f.refers}")
+        )
         self._shell = shell
         self._keeper = keeper
         self._acts = settings.on_hang == "replace"
@@ -82,6 +88,7 @@ class FindingDesk:
         self._bundles = Bundles(directory, Retention(settings.keep_findings, settings.evidence_bytes))
         self._numbers: dict[str, int] = {}
         self._findings: dict[str, Finding] = {}
+        self._told: dict[int, Finding] = {}
         self._checked: dict[str, float] = {}
         self._replicas = ReplicaCheck()
         self._called: deque[Called] = deque(maxlen=_MOST_CALLED)
@@ -97,6 +104,8 @@ class FindingDesk:
                 self._bundles.put_evidence(node, fact)
             case HangDenied():
                 self._denied(fact)
+            case LinkProbed() | NodeProbed():
+                self.probes.take(fact)
             case Called():
                 self._called.append(fact)
                 self._compare_calls()
@@ -118,6 +127,10 @@ class FindingDesk:
         """What stands now, for the progress line; empty if nothing does."""
         standing = [f for f in self._findings.values() if f.kind not in _QUIET]
         return "; ".join(f"finding {finding.number}: {one_line(finding)}" for finding in standing[:3])
+
+    def numbered(self, number: int) -> Finding | None:
+        """The last word on finding `number`, also if it has ended."""
+        return self._told.get(number)
 
     def add(self, finding: Finding, *, key: str) -> Finding:
         """Take a finding that did not come from the live analysis; as it is in the journal."""
@@ -171,6 +184,7 @@ class FindingDesk:
             bundle=bundle,
         )
         self._keeper.keep(finding, durable=True)
+        self._told[number] = finding
         if bundle:
             self._bundles.put_finding(finding)
         return finding

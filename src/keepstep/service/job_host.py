@@ -130,7 +130,7 @@ class JobHost:
         for number in STOPPED_BY:
             loop.add_signal_handler(number, self._on_signal, number)
         name = f"keepstep-run-{self.plan.job}-{secrets.token_hex(8)}"
-        self._control = await serve_control(name, self.shell.drill)
+        self._control = await serve_control(name, self.shell.drill, self.desk.probes.probe)
         facts = run_facts(self.plan, created=self._clock.wall(), control=name)
         self._directory.publish(facts)
         self._keeper.keep(_started(facts), durable=True)

@@ -16,7 +16,10 @@ from keepstep.records.watch_messages import (
     EvidenceGiven,
     GiveEvidence,
     HangDenied,
+    NodeProbed,
     PlainSeen,
+    ProbeLinks,
+    ProbeNode,
     TellCalls,
     Watched,
     WatchOrder,
@@ -27,6 +30,7 @@ from keepstep.service.evidence_giver import EvidenceGiver
 from keepstep.service.hang_check import check_hang
 from keepstep.service.last_calls import newest_calls
 from keepstep.service.member_process import MemberProcess
+from keepstep.service.node_probe import probe_node
 from keepstep.service.observer import Observer
 
 __all__ = ["MemberWatch"]
@@ -46,6 +50,8 @@ class MemberWatch:
         clock: Clock,
     ) -> None:
         """`last_words(member)` gives what it published last and the onset, as a loss needs them."""
+        self._node = node
+        self._clock = clock
         self._members = members
         self._upward = upward
         self._last_words = last_words
@@ -69,7 +75,9 @@ class MemberWatch:
             for member in self._members():
                 self.tell_calls(member)
             return
-        task = background(self._check(order))
+        if isinstance(order, ProbeLinks):
+            return  # for the member itself
+        task = background(self._probe(order) if isinstance(order, ProbeNode) else self._check(order))
         self._checks.add(task)
         task.add_done_callback(self._checks.discard)
 
@@ -96,6 +104,16 @@ class MemberWatch:
             return
         private, onset = self._last_words(member.name)
         self._upward(member.name, msgspec.structs.replace(verdict, private=private, onset=onset))
+
+    async def _probe(self, order: ProbeNode) -> None:
+        member = next((m for m in self._members() if m.rank == order.rank), None)
+        if member is None:
+            self._upward("", NodeProbed(order.finding, order.rank, self._node, 0.0, note="its process is gone"))
+            return
+        log = self._logs / f"{member.name}.log"
+        self._upward(
+            "", await asyncio.to_thread(probe_node, member, order, node=self._node, clock=self._clock, log=log)
+        )
 
     def _on_report(self, report: WatchReport | PlainReport) -> None:
         self._from_thread(PlainSeen(report) if isinstance(report, PlainReport) else Watched(report))

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from keepstep.errors import PeerLost
 from keepstep.records.messages import Abort, Drill, Fact, Fence, Order, Stop, TakePaths
+from keepstep.records.watch_messages import ProbeLinks
 from keepstep.store.wire import MemberWire
 
 __all__ = ["EXIT_AGENT_LOST", "EXIT_FENCED", "AgentLink"]
@@ -23,12 +24,13 @@ EXIT_AGENT_LOST = 75
 
 
 class AgentLink:
-    """Orders for this process, in order; `on_abort(order)` and `on_paths(order)` run in the reading thread."""
+    """Orders for this process, in order; `on_abort`, `on_paths` and `on_probe` run in the reading thread."""
 
     def __init__(self, wire: MemberWire, *, member: str) -> None:
         self.member = member
         self.on_abort: Callable[[Order], None] | None = None
         self.on_paths: Callable[[TakePaths], None] | None = None
+        self.on_probe: Callable[[ProbeLinks], None] | None = None
         self._wire = wire
         self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
         self._drills = threading.Lock()
@@ -84,6 +86,10 @@ class AgentLink:
             if isinstance(order, Drill):
                 with self._drills:
                     self._on_drill(order)
+                continue
+            if isinstance(order, ProbeLinks):
+                if self.on_probe is not None:
+                    self.on_probe(order)
                 continue
             if isinstance(order, TakePaths):
                 if self.on_paths is not None:

@@ -51,6 +51,7 @@ from keepstep.training.data import Batches
 from keepstep.training.fabric import Fabric, Mode
 from keepstep.training.handover import Handover
 from keepstep.training.injection import Injector
+from keepstep.training.link_probe import LinkProbe
 from keepstep.training.paths import PathPlan
 from keepstep.training.recorder import Recorder
 from keepstep.training.rng import capture_rng, restore_rng
@@ -95,6 +96,7 @@ class Guard:
         fabric.drills = self.drills
         link.take_drills(self.drills.order)
         link.on_abort = self._abort
+        link.on_probe = LinkProbe(fabric, clock=recorder.monotonic_s, report=link.say).take
         link.on_paths = self._take_paths
         if link.pending():  # an abort that came before anybody listened
             fabric.poison()

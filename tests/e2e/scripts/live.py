@@ -20,6 +20,7 @@ import keepstep
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=100)
 parser.add_argument("--pace", type=float, default=0.02, help="seconds of a step")
+parser.add_argument("--size", type=int, default=8, help="elements of the largest message")
 parser.add_argument("--wrong", default="-1:-1:none")
 parser.add_argument("--marker", default="")
 args = parser.parse_args()
@@ -75,14 +76,14 @@ with keepstep.join() as job:
         with step:
             model(next(stream)).pow(2).mean().backward()
             time.sleep(args.pace)
-            size = 8
+            size = args.size
             if how in ("shape", "op", "extra", "sleep", "lock", "loop") and go_wrong(job.rank, step.number):
                 if how == "op":
                     dist.broadcast(torch.ones(8), 0)
                 elif how == "extra":
                     dist.all_reduce(torch.ones(3))
                 elif how == "shape":
-                    size = 9
+                    size += 1
                 else:
                     stand_still()
             dist.all_reduce(torch.ones(size))

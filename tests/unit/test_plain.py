@@ -1,0 +1,143 @@
+"""Jobs that record nothing: hangs and slow members by stacks and processor time, and what is no fault."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from keepstep.diagnosis.plain import PlainChange, PlainWatch
+from keepstep.records.events import Suspect
+from keepstep.records.plain_samples import PlainReport, PlainSample
+
+WORLD = 4
+
+
+class Job:
+    """Looks at four ranks, one a second; `looks(rank, second)` gives (place, stack, cpu seconds so far)."""
+
+    def __init__(self, *, hang_s: float = 5.0) -> None:
+        self.watch = PlainWatch(WORLD, hang_s=hang_s)
+        self.second = 0
+        self.changes: list[PlainChange] = []
+
+    def run(self, seconds: int, looks, *, state=lambda rank: "S", member=lambda rank: f"m{rank}", delay=0) -> None:
+        for _ in range(seconds):
+            self.second += 1
+            samples = []
+            for rank in range(WORLD):
+                place, stack, cpu_s = looks(rank, self.second)
+                waits = delay * self.second if rank == 1 else 0
+                where = f"train.py:{stack % 100}"
+                samples.append(
+                    PlainSample(rank, member(rank), state(rank), int(cpu_s * 1e6), waits, place, stack, where)
+                )
+            report = PlainReport(node="n0", wall=float(self.second), samples=tuple(samples), network_bytes=0)
+            self.changes += self.watch.observe([report], float(self.second))
+
+    @property
+    def alarms(self) -> list[PlainChange]:
+        return [c for c in self.changes if c.finding.kind not in ("undetermined", "imbalance", "healthy")]
+
+
+def works(rank: int, second: int):
+    return "program", random.Random(rank * 1000 + second).randrange(1, 10**6), second * 0.5
+
+
+def test_a_job_that_works_gives_nothing() -> None:
+    job = Job()
+    job.run(60, works)
+    assert job.changes == []
+
+
+@pytest.mark.parametrize(
+    ("place", "layer"), [("lock", "application"), ("data", "dataloader"), ("program", "undetermined")]
+)
+def test_the_one_outside_the_collectives_is_the_origin(place: str, layer: str) -> None:
+    job = Job()
+    job.run(5, works)
+    job.run(25, lambda rank, second: (place, 7, 2.5) if rank == 2 else ("collective", 9, 2.5))
+    (new, *later) = job.alarms
+    assert (new.status, new.finding.kind, new.finding.layer) == ("new", "noncommunication_hang", layer)
+    assert new.finding.suspects == ((Suspect(rank=2),),) and new.finding.victims == (0, 1, 3)
+    assert not new.hard and [c.hard for c in later] == [True]
+
+
+def test_a_frozen_process_is_named_although_its_stack_is_unknown() -> None:
+    job = Job()
+    job.run(
+        12,
+        lambda rank, second: ("unknown", 0, 2.5) if rank == 3 else ("collective", 9, 2.5),
+        state=lambda rank: "T" if rank == 3 else "S",
+    )
+    finding = job.alarms[0].finding
+    assert (finding.layer, finding.suspects) == ("host_cpu", ((Suspect(rank=3),),))
+
+
+def test_one_rank_in_another_collective_is_a_mismatch_and_never_hard() -> None:
+    job = Job()
+    job.run(60, lambda rank, second: ("collective", 20 if rank == 1 else 30, 2.5))
+    assert [c.finding.kind for c in job.alarms] == ["collective_mismatch"]
+    assert job.alarms[0].finding.suspects == ((Suspect(rank=1),),) and not any(c.hard for c in job.changes)
+
+
+def test_all_in_one_collective_blames_nobody_in_particular() -> None:
+    job = Job()
+    job.run(60, lambda rank, second: ("collective", 30, 2.5))
+    (change,) = job.alarms
+    assert change.finding.kind == "communication_hang" and len(change.finding.suspects[0]) == WORLD
+    assert not change.hard
+
+
+def test_a_rank_that_computes_or_moves_while_others_wait_is_no_hang() -> None:
+    job = Job()
+    job.run(30, lambda rank, second: ("storage", 7, second * 0.9) if rank == 0 else ("collective", 9, 1.0))
+    job.run(30, lambda rank, second: ("program", second, 27.0) if rank == 0 else ("collective", 9, 1.0))
+    assert all(c.finding.kind == "compute_slow" for c in job.alarms)
+
+
+def test_several_outside_single_nobody_out() -> None:
+    job = Job()
+    job.run(60, lambda rank, second: ("program", 7, 2.5) if rank < 3 else ("collective", 9, 2.5))
+    assert job.alarms == [] and [c.finding.kind for c in job.changes] == ["undetermined"]
+
+
+def slow_loader(rank: int, second: int):
+    place = "data" if rank == 1 else ("collective" if second % 5 else "program")
+    return place, second * 10 + rank, second * 0.2
+
+
+def test_a_slow_loader_is_named_and_becomes_hard_when_it_lasts() -> None:
+    job = Job()
+    job.run(16, slow_loader)
+    (new,) = job.alarms
+    assert (new.finding.kind, new.finding.layer, new.finding.rank) == ("compute_slow", "dataloader", 1)
+    assert not new.hard
+    job.run(40, slow_loader)
+    assert [c.hard for c in job.alarms] == [False, True]
+
+
+def test_a_straggler_that_rotates_is_nobody() -> None:
+    job = Job()
+    job.run(120, lambda rank, s: ("program" if rank == s // 3 % WORLD else "collective", s * 10 + rank, s * 0.2))
+    assert job.changes == []
+
+
+def test_a_rank_without_a_processor_is_not_called_slow() -> None:
+    job = Job()
+    job.run(30, slow_loader, delay=900_000)
+    assert job.alarms == [] and {c.finding.layer for c in job.changes} == {"host_cpu"}
+
+
+def test_a_job_started_again_is_looked_at_afresh() -> None:
+    job = Job()
+    job.run(8, lambda rank, second: ("lock", 7, 2.5) if rank == 2 else ("collective", 9, 2.5))
+    job.run(20, works, member=lambda rank: f"again{rank}")
+    assert [c.status for c in job.changes] == ["new", "ended"]
+
+
+def test_while_a_rank_is_missing_nothing_is_said() -> None:
+    watch = PlainWatch(WORLD, hang_s=1.0)
+    for second in range(20):
+        samples = tuple(PlainSample(rank, f"m{rank}", "S", 0, 0, "collective", 9) for rank in range(WORLD - 1))
+        assert watch.observe([PlainReport(node="n", wall=float(second), samples=samples)], float(second)) == ()
