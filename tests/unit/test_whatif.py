@@ -107,7 +107,10 @@ def test_an_even_trace_is_healthy():
     for number in range(len(trace.kinds)):
         mine = (trace.kind == number) & compute(trace)
         duration[mine] = np.median(duration[mine]) if mine.any() else 0.0
-    (finding,) = diagnose_trace(changed(trace, duration=duration))
+    even = changed(trace, duration=duration)
+    calm = trace.step > 100  # in the first steps the embedding gradients took long
+    columns = {name: getattr(even, name)[calm] for name in trace.__dataclass_fields__ if name not in ("kinds", "path")}
+    (finding,) = diagnose_trace(changed(even, **columns))
     assert finding.kind == "healthy"
 
 

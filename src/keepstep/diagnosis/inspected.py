@@ -21,7 +21,7 @@ _FEWEST = 8
 """Collectives of a kind that are compared."""
 _SLOW = 1.5
 
-Series = dict[tuple[str, str], dict[int, list[CollectiveRecord]]]
+_Series = dict[tuple[str, str], dict[int, list[CollectiveRecord]]]
 
 
 def inspected_progress(records: Iterable[CollectiveRecord]) -> tuple[GroupProgress, ...]:
@@ -64,13 +64,13 @@ def _with_evidence(finding: Finding, evidence: tuple[str, ...]) -> Finding:
     )
 
 
-def _series(records: Iterable[CollectiveRecord]) -> Series:
+def _series(records: Iterable[CollectiveRecord]) -> _Series:
     """Records by communicator and kind, then by global rank: the one a file's process has in its largest group."""
     kept = [record for record in records if record.duration_s is not None]
     world: dict[str, tuple[int, int]] = {}
     for record in kept:
         world[record.path] = max(world.get(record.path, (0, -1)), (len(record.ranks), record.rank))
-    series: Series = defaultdict(lambda: defaultdict(list))
+    series: _Series = defaultdict(lambda: defaultdict(list))
     for record in kept:
         rank = world[record.path][1] if record.path else record.rank
         series[(record.group, record.signature.op)][rank].append(record)
@@ -92,7 +92,7 @@ def _table(members: dict[int, list[CollectiveRecord]]) -> TimingTable | None:
     return TimingTable("communication", who.astype(np.int64), step.astype(np.int64), seconds.astype(np.float64))
 
 
-def _slow_communicators(series: Series) -> list[Finding]:
+def _slow_communicators(series: _Series) -> list[Finding]:
     """Communicators that take far longer than others of their size for the same operation and bytes."""
     levels: dict[tuple[str, int, int | None], dict[str, tuple[float, list[int]]]] = defaultdict(dict)
     for (group, op), members in series.items():

@@ -18,7 +18,7 @@ _WARM_UP = 1.5
 """A first step this many times as long as the median of the rest is compilation and set-up, and left out."""
 _FEWEST_PEERS = 2
 
-Matrix: TypeAlias = npt.NDArray[np.float64]
+_Matrix: TypeAlias = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,8 +27,8 @@ class Lateness:
 
     members: npt.NDArray[np.int64]
     steps: npt.NDArray[np.int64]
-    seconds: Matrix
-    ratio: Matrix
+    seconds: _Matrix
+    ratio: _Matrix
     """Time over the lower median of the peers in the same step (of two peers: over the faster one)."""
     role: npt.NDArray[np.int64]
     """Number of the role of each member; members of one role are peers."""
@@ -83,7 +83,7 @@ def runs_of(flags: npt.NDArray[np.bool_], gap: int) -> list[tuple[int, int]]:
     return [(int(first), int(last)) for first, last in zip(firsts, lasts, strict=True)]
 
 
-def _without_warm_up(seconds: Matrix, steps: npt.NDArray[np.int64]) -> tuple[Matrix, npt.NDArray[np.int64]]:
+def _without_warm_up(seconds: _Matrix, steps: npt.NDArray[np.int64]) -> tuple[_Matrix, npt.NDArray[np.int64]]:
     """The times without the first step, if that is far longer than the others on most members."""
     if len(steps) < 5:
         return seconds, steps
@@ -118,14 +118,14 @@ def _of_members(table: TimingTable, members: npt.NDArray[np.int64], axis: str) -
     return found
 
 
-def _median(values: Matrix, axis: int) -> Matrix:
+def _median(values: _Matrix, axis: int) -> _Matrix:
     """Median without NaN; NaN where there is nothing."""
     empty = ~np.isfinite(values).any(axis=axis)
     filled = np.where(np.expand_dims(empty, axis), 1.0, values)
     return np.where(empty, np.nan, np.nanmedian(filled, axis=axis))
 
 
-def _lower_median(values: Matrix) -> Matrix:
+def _lower_median(values: _Matrix) -> _Matrix:
     """For each column the value in the middle, the lower one of two; NaN where there is nothing."""
     ordered = np.sort(values, axis=0)
     known = np.isfinite(ordered).sum(axis=0)

@@ -1,15 +1,16 @@
-"""Pickles of plain containers, strings and numbers, read without ever running what is in them.
+"""Pickles of plain containers, strings and numbers, read without an unpickler.
 
-Whole pickles go through the C unpickler of the standard library with every way to a class, function, extension code or
-persistent object refused. A pickle that is cut off goes through a small machine of our own that knows only the
-instructions for plain data, so that what came before the cut is not lost.
+A pickle is a program for a small stack machine. This module is such a machine that knows only the instructions for
+plain data: there is none in it that looks up a name, calls anything or builds an object, so nothing foreign can run. A
+pickle that is cut off gives what came before the cut.
 """
 
 from __future__ import annotations
 
-import io
-import pickle
+import ast
 import pickletools
+import struct
+from collections.abc import Callable
 from typing import Any
 
 from keepstep.errors import RecordError
@@ -17,34 +18,19 @@ from keepstep.errors import RecordError
 __all__ = ["LONGEST_PICKLE_BYTES", "read_plain_pickle"]
 
 LONGEST_PICKLE_BYTES = 256 << 20
-"""Longer ones are refused: an instruction of one byte can make an object of some dozen bytes."""
+"""Longer ones are refused."""
 
-_DAMAGE = (
-    pickle.UnpicklingError,
-    EOFError,
-    ValueError,
-    TypeError,
-    AttributeError,
-    IndexError,
-    KeyError,
-    OverflowError,
-    MemoryError,
-    RecursionError,
-)
+_MOST_INSTRUCTIONS = 40_000_000
+"""So many instructions are run at most: each can make an object of some dozen bytes out of one byte."""
+
+_LONGEST_NUMBER_BYTES = 1024
+_STOP, _BINGET = ord("."), ord("h")
+_NAMES = {ord(instruction.code): instruction.name for instruction in pickletools.opcodes}
+_DAMAGE = (ValueError, IndexError, KeyError, TypeError, struct.error, OverflowError, SyntaxError, RecursionError)
 
 
-class _Refused(pickle.UnpicklingError):
+class _Refused(Exception):
     """The pickle asks for more than plain data."""
-
-
-class _Plain(pickle.Unpickler):
-    """The unpickler of the standard library without any door to code."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        raise _Refused(f"asks for {module}.{name}"[:120])
-
-    def persistent_load(self, pid: Any) -> Any:
-        raise _Refused("asks for a persistent object")
 
 
 def read_plain_pickle(content: bytes) -> tuple[Any, bool]:
@@ -55,46 +41,85 @@ def read_plain_pickle(content: bytes) -> tuple[Any, bool]:
     """
     if len(content) > LONGEST_PICKLE_BYTES:
         raise RecordError(f"a pickle of more than {LONGEST_PICKLE_BYTES >> 20} MiB is not read")
+    machine = _Machine(content)
     try:
-        return _Plain(io.BytesIO(content)).load(), True
+        complete = machine.run()
     except _Refused as problem:
         raise RecordError(
             f"not a plain pickle: it {problem}", remedy="do not open this file with pickle; ask who wrote it"
         ) from None
     except _DAMAGE:
-        pass
-    machine = _Machine()
-    machine.run(content)
-    if not machine.began:
+        complete = False
+    if complete and len(machine.stack) == 1 and not machine.outer:
+        return machine.stack[0], True
+    if not machine.stack and not machine.outer:
         raise RecordError("not a pickle")
     return machine.rescued(), False
 
 
 class _Machine:
-    """Runs the instructions of a pickle as far as they are whole; refuses those that are not for plain data."""
+    """The stack, the stacks below the marks, and the memo."""
 
-    def __init__(self) -> None:
-        self.began = False
-        self._stack: list[Any] = []
-        self._outer: list[list[Any]] = []
-        self._memo: dict[int, Any] = {}
+    __slots__ = ("at", "content", "memo", "outer", "stack")
 
-    def run(self, content: bytes) -> None:
-        """Run until the end or the first damage. Raises RecordError at an instruction that could run code."""
-        try:
-            for instruction, argument, _ in pickletools.genops(content):
-                self._step(instruction.name, argument)
-                self.began = self.began or bool(self._stack) or bool(self._outer)
-        except _Refused as problem:
-            raise RecordError(f"not a plain pickle: it {problem}") from None
-        except _DAMAGE:
-            return
+    def __init__(self, content: bytes) -> None:
+        self.content = content
+        self.at = 0
+        self.stack: list[Any] = []
+        self.outer: list[list[Any]] = []
+        self.memo: dict[int, Any] = {}
+
+    def run(self) -> bool:
+        """Run to the end; whether there was one. Raises _Refused, or one of _DAMAGE where the pickle is damaged."""
+        content, known = self.content, _INSTRUCTIONS
+        for _ in range(_MOST_INSTRUCTIONS):
+            code = content[self.at]
+            self.at += 1
+            if code == _BINGET:  # half of all instructions, hence here
+                self.stack.append(self.memo[content[self.at]])
+                self.at += 1
+                continue
+            if code == _STOP:
+                return True
+            instruction = known.get(code)
+            if instruction is None:
+                self._refuse(code)
+            else:
+                instruction(self)
+        raise _Refused(f"has more than {_MOST_INSTRUCTIONS} instructions")
+
+    def _refuse(self, code: int) -> None:
+        if code not in _NAMES:
+            raise ValueError(f"no instruction {code}")
+        raise _Refused(f"contains the instruction {_NAMES[code]}")
+
+    def take(self, count: int) -> bytes:
+        """The next `count` bytes. Raises ValueError if there are fewer."""
+        end = self.at + count
+        if count < 0 or end > len(self.content):
+            raise ValueError("cut off")
+        piece = self.content[self.at : end]
+        self.at = end
+        return piece
+
+    def line(self) -> bytes:
+        """The bytes to the end of the line, without it. Raises ValueError if there is no end."""
+        end = self.content.index(b"\n", self.at)
+        piece = self.content[self.at : end]
+        self.at = end + 1
+        return piece
+
+    def marked(self) -> list[Any]:
+        """What was put on the stack since the last mark, which is taken away."""
+        values = self.stack
+        self.stack = self.outer.pop()
+        return values
 
     def rescued(self) -> Any:
         """The outermost value, with what was on its way into it put in place."""
-        level = self._stack
-        while self._outer:
-            outer = self._outer.pop()
+        level = self.stack
+        while self.outer:
+            outer = self.outer.pop()
             if outer:
                 _put(outer[-1], level)
             elif level:
@@ -103,35 +128,6 @@ class _Machine:
         for earlier, later in zip(level[:-1], level[1:], strict=True):
             _put(earlier, [later])
         return level[0] if level else None
-
-    def _step(self, name: str, argument: Any) -> None:
-        stack = self._stack
-        if name in _CONSTANTS:
-            stack.append(_CONSTANTS[name])
-        elif name in _VALUES:
-            stack.append(argument)
-        elif name in ("EMPTY_LIST", "EMPTY_DICT"):
-            stack.append([] if name == "EMPTY_LIST" else {})
-        elif name in _TUPLES:
-            size = _TUPLES[name]
-            stack[len(stack) - size :] = [tuple(stack[len(stack) - size :])]
-        elif name == "MARK":
-            self._outer.append(stack)
-            self._stack = []
-        elif name in _COLLECTORS:
-            self._stack = self._outer.pop()
-            _COLLECTORS[name](self._stack, stack)
-        elif name in ("APPEND", "SETITEM"):
-            count = 1 if name == "APPEND" else 2
-            values = stack[-count:]
-            del stack[-count:]
-            _put(stack[-1], values)
-        elif name in ("BINPUT", "LONG_BINPUT", "PUT", "MEMOIZE"):
-            self._memo[len(self._memo) if argument is None else int(argument)] = stack[-1]
-        elif name in ("BINGET", "LONG_BINGET", "GET"):
-            stack.append(self._memo[int(argument)])
-        elif name not in ("PROTO", "FRAME", "STOP"):
-            raise _Refused(f"contains the instruction {name}")
 
 
 def _put(container: Any, values: list[Any]) -> None:
@@ -143,28 +139,187 @@ def _put(container: Any, values: list[Any]) -> None:
             container[key] = value
 
 
-def _tuple(stack: list[Any], values: list[Any]) -> None:
-    stack.append(tuple(values))
+_Instruction = Callable[[_Machine], None]
 
 
-def _list(stack: list[Any], values: list[Any]) -> None:
-    stack.append(values)
+def _constant(value: Any) -> _Instruction:
+    return lambda machine: machine.stack.append(value)
 
 
-def _dict(stack: list[Any], values: list[Any]) -> None:
-    stack.append({})
-    _put(stack[-1], values)
+def _fixed(form: str) -> _Instruction:
+    """A number of fixed length."""
+    parts = struct.Struct(form)
+    size = parts.size
+
+    def push(machine: _Machine) -> None:
+        machine.stack.append(parts.unpack_from(machine.content, machine.at)[0])
+        machine.at += size
+
+    return push
 
 
-def _into(stack: list[Any], values: list[Any]) -> None:
-    _put(stack[-1], values)
+def _sized(form: str, value: Callable[[bytes], Any]) -> _Instruction:
+    """Bytes with their length in front."""
+    parts = struct.Struct(form)
+    size = parts.size
+
+    def push(machine: _Machine) -> None:
+        length = parts.unpack_from(machine.content, machine.at)[0]
+        machine.at += size
+        machine.stack.append(value(machine.take(length)))
+
+    return push
 
 
-_CONSTANTS: dict[str, Any] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
-_VALUES = frozenset(
-    {"BININT", "BININT1", "BININT2", "INT", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"}
-    | {"STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"}
-    | {"BINBYTES", "SHORT_BINBYTES", "BINBYTES8"}
-)
-_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
-_COLLECTORS = {"TUPLE": _tuple, "LIST": _list, "DICT": _dict, "APPENDS": _into, "SETITEMS": _into}
+def _in_line(value: Callable[[bytes], Any]) -> _Instruction:
+    """A value in text, to the end of the line."""
+    return lambda machine: machine.stack.append(value(machine.line()))
+
+
+def _store(number: Callable[[_Machine], int]) -> _Instruction:
+    def store(machine: _Machine) -> None:
+        machine.memo[number(machine)] = machine.stack[-1]
+
+    return store
+
+
+def _recall(number: Callable[[_Machine], int]) -> _Instruction:
+    return lambda machine: machine.stack.append(machine.memo[number(machine)])
+
+
+def _tuple_of(size: int) -> _Instruction:
+    def push(machine: _Machine) -> None:
+        if len(machine.stack) < size:
+            raise ValueError("cut off")
+        machine.stack[-size:] = [tuple(machine.stack[-size:])]
+
+    return push
+
+
+def _mark(machine: _Machine) -> None:
+    machine.outer.append(machine.stack)
+    machine.stack = []
+
+
+def _collect(make: Callable[[list[Any]], Any]) -> _Instruction:
+    """A container of all that was put on the stack since the mark."""
+
+    def push(machine: _Machine) -> None:
+        values = machine.marked()
+        machine.stack.append(make(values))
+
+    return push
+
+
+def _into_container(machine: _Machine) -> None:
+    values = machine.marked()
+    _put(machine.stack[-1], values)
+
+
+def _last_into(count: int) -> _Instruction:
+    def put(machine: _Machine) -> None:
+        values = machine.stack[-count:]
+        del machine.stack[-count:]
+        _put(machine.stack[-1], values)
+
+    return put
+
+
+def _dictionary(values: list[Any]) -> dict[Any, Any]:
+    return dict(zip(values[::2], values[1::2], strict=True))
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "surrogatepass")
+
+
+def _whole(raw: bytes) -> int:
+    if len(raw) > _LONGEST_NUMBER_BYTES:
+        raise ValueError("a number of more than a thousand bytes")
+    return int.from_bytes(raw, "little", signed=True)
+
+
+def _decimal(raw: bytes) -> int | bool:
+    """Numbers in text; `00` and `01` are the truth values of protocol 0."""
+    return {b"00": False, b"01": True}[raw] if raw in (b"00", b"01") else int(raw.rstrip(b"L"))
+
+
+def _quoted(raw: bytes) -> str | bytes:
+    """A string of protocol 0, quoted as Python writes it."""
+    value = ast.literal_eval(raw.decode("ascii"))
+    if not isinstance(value, str | bytes):
+        raise ValueError("no string")
+    return value
+
+
+def _memo_byte(machine: _Machine) -> int:
+    return machine.take(1)[0]
+
+
+def _memo_four(machine: _Machine) -> int:
+    return int.from_bytes(machine.take(4), "little")
+
+
+def _memo_line(machine: _Machine) -> int:
+    return int(machine.line())
+
+
+def _memo_next(machine: _Machine) -> int:
+    return len(machine.memo)
+
+
+def _skip(count: int) -> _Instruction:
+    def skip(machine: _Machine) -> None:
+        machine.take(count)
+
+    return skip
+
+
+_BY_NAME: dict[str, _Instruction] = {
+    "PROTO": _skip(1),
+    "FRAME": _skip(8),
+    "NONE": _constant(None),
+    "NEWTRUE": _constant(True),
+    "NEWFALSE": _constant(False),
+    "EMPTY_TUPLE": _constant(()),
+    "EMPTY_LIST": lambda machine: machine.stack.append([]),
+    "EMPTY_DICT": lambda machine: machine.stack.append({}),
+    "BININT": _fixed("<i"),
+    "BININT1": _fixed("<B"),
+    "BININT2": _fixed("<H"),
+    "BINFLOAT": _fixed(">d"),
+    "LONG1": _sized("<B", _whole),
+    "LONG4": _sized("<i", _whole),
+    "INT": _in_line(_decimal),
+    "LONG": _in_line(_decimal),
+    "FLOAT": _in_line(float),
+    "STRING": _in_line(_quoted),
+    "UNICODE": _in_line(lambda raw: raw.decode("raw-unicode-escape")),
+    "BINSTRING": _sized("<i", lambda raw: raw.decode("latin-1")),
+    "SHORT_BINSTRING": _sized("<B", lambda raw: raw.decode("latin-1")),
+    "BINUNICODE": _sized("<I", _text),
+    "SHORT_BINUNICODE": _sized("<B", _text),
+    "BINUNICODE8": _sized("<Q", _text),
+    "BINBYTES": _sized("<I", bytes),
+    "SHORT_BINBYTES": _sized("<B", bytes),
+    "BINBYTES8": _sized("<Q", bytes),
+    "MARK": _mark,
+    "TUPLE1": _tuple_of(1),
+    "TUPLE2": _tuple_of(2),
+    "TUPLE3": _tuple_of(3),
+    "TUPLE": _collect(tuple),
+    "LIST": _collect(list),
+    "DICT": _collect(_dictionary),
+    "APPEND": _last_into(1),
+    "SETITEM": _last_into(2),
+    "APPENDS": _into_container,
+    "SETITEMS": _into_container,
+    "BINPUT": _store(_memo_byte),
+    "LONG_BINPUT": _store(_memo_four),
+    "PUT": _store(_memo_line),
+    "MEMOIZE": _store(_memo_next),
+    "BINGET": _recall(_memo_byte),
+    "LONG_BINGET": _recall(_memo_four),
+    "GET": _recall(_memo_line),
+}
+_INSTRUCTIONS: dict[int, _Instruction] = {code: _BY_NAME[name] for code, name in _NAMES.items() if name in _BY_NAME}
