@@ -26,6 +26,10 @@ _Restarts = Annotated[int | None, typer.Option(help="Whole restarts when a membe
 _Run = Annotated[
     Path | None, typer.Option("--run", metavar="DIR", help="Run directory [a new one under keepstep-runs].")
 ]
+_Traffic = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="Plan the paths of large flows by this TOML file [leave them to chance]."),
+]
 _OnHang = Annotated[
     str | None,
     typer.Option(
@@ -105,6 +109,7 @@ def controller(
     run: _Run = None,
     settings: SettingsFile = None,
     on_hang: _OnHang = None,
+    traffic: _Traffic = None,
     log_level: _Level = None,
     drill: _StartDrills = None,
 ) -> int:
@@ -119,6 +124,7 @@ def controller(
         max_restarts=max_restarts,
         token_file=token_file,
         on_hang=on_hang,
+        traffic=traffic,
         log_level=log_level,
     )
     request = RunRequest(script, tuple(arguments or ()), run, chosen, tuple(drill or ()))
@@ -130,6 +136,9 @@ def agent(
     token_file: _Token = None,
     node: Annotated[str, typer.Option(help="Name of this node, different on each [the host name].")] = "",
     job: Annotated[str, typer.Option(help="Which job [the only one].")] = "",
+    address: Annotated[
+        str, typer.Option(help="Address of this node for training traffic [the one facing the controller].")
+    ] = "",
     run: _Run = None,
     settings: SettingsFile = None,
     log_level: _Level = None,
@@ -140,7 +149,7 @@ def agent(
     from keepstep.service.remote_agent import AgentRequest, run_agent
 
     chosen = settings_from(settings, token_file=token_file, log_level=log_level)
-    return run_agent(AgentRequest(controller, node or platform.node(), job, run, chosen))
+    return run_agent(AgentRequest(controller, node or platform.node(), job, run, chosen, address))
 
 
 def drill(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from keepstep.errors import RecordError
+from keepstep.records.path_messages import PathsProbed, ProbePaths
 from keepstep.records.watch_messages import LinkProbed, WatchFact, WatchOrder
 
 __all__ = [
@@ -441,7 +442,8 @@ MemberFact = (
     | Drilled
     | LinkProbed
 )
-Fact = MemberFact | AgentHello | Enlist | MemberStarted | MemberExited | MemberStopped | StartFailed | WatchFact
+_AgentFact = AgentHello | Enlist | MemberStarted | MemberExited | MemberStopped | StartFailed | PathsProbed
+Fact = MemberFact | _AgentFact | WatchFact
 Order = (
     Welcome
     | Abort
@@ -457,6 +459,7 @@ Order = (
     | Assignment
     | Drill
     | TakePaths
+    | ProbePaths
     | WatchOrder
 )
 Message = Fact | Order

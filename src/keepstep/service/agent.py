@@ -28,6 +28,7 @@ from keepstep.records.messages import (
     StartMember,
     Welcome,
 )
+from keepstep.records.path_messages import ProbePaths
 from keepstep.records.watch_messages import CheckHang, GiveEvidence, ProbeNode, TellCalls
 from keepstep.service.background import background
 from keepstep.service.clock import Clock
@@ -36,6 +37,7 @@ from keepstep.service.environment import training_environment
 from keepstep.service.member_process import MemberProcess
 from keepstep.service.member_watch import MemberWatch
 from keepstep.service.output import Console
+from keepstep.service.path_prober import PathProber
 from keepstep.service.ports import free_port
 from keepstep.service.processes import frozen, start_process
 from keepstep.service.ring_archive import RingArchive
@@ -98,6 +100,7 @@ class Agent:
             logs=plan.directory / "logs",
             clock=clock,
         )
+        self._prober = PathProber(lambda fact: upward("", fact), clock=clock)
         self._drills = DrillWatch(self.members.values, clock=clock, report=lambda fact: upward("", fact))
 
     async def open(self) -> None:
@@ -116,6 +119,8 @@ class Agent:
                 self._end(order.member, order.grace_s)
             case Drill():
                 self._drills.arm(order)
+            case ProbePaths():
+                self._prober.obey(order)
             case CheckHang() | GiveEvidence() | TellCalls() | ProbeNode():
                 self._watch.obey(order)
             case _:
@@ -124,6 +129,7 @@ class Agent:
     async def close(self, grace_s: float = 0.0) -> None:
         """End every process still there (SIGTERM, SIGKILL after `grace_s`) and close everything."""
         self._drills.close()
+        self._prober.close()
         await self._watch.close()
         for name in tuple(self.members):
             self._end(name, grace_s)

@@ -86,6 +86,10 @@ class JobShell:
         self._keeper.keep(self._order_record(directed, self._clock.wall()), durable=True)
         self._send(directed)
 
+    def pass_on(self, directed: Directed) -> None:
+        """Send a question that comes often and changes nothing: it is not kept in the journal."""
+        self._send(directed)
+
     def _promise(self, order: Drill) -> str:
         """What `order` will do, and whether its step is past."""
         holder = by_rank(self.state.members).get(order.rank)

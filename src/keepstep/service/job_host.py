@@ -11,6 +11,7 @@ import secrets
 import signal
 from collections.abc import Callable
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,6 +22,8 @@ from keepstep.control.job_state import Directed, JobSpec, StopRequest
 from keepstep.errors import KeepstepError, StoreError, UsageError
 from keepstep.fleet.report import report_text, summarise
 from keepstep.records.events import JobEnded, JobStarted, StepProgress
+from keepstep.records.messages import Fact
+from keepstep.service.background import background
 from keepstep.service.clock import Clock
 from keepstep.service.control_socket import serve_control
 from keepstep.service.controller import JobShell
@@ -28,6 +31,7 @@ from keepstep.service.finding_desk import FindingDesk
 from keepstep.service.keeper import Keeper
 from keepstep.service.leadership import Leadership
 from keepstep.service.output import Console
+from keepstep.service.path_desk import PathDesk, read_traffic_file
 from keepstep.service.progress import Standing
 from keepstep.service.run_directory import REPORT_FILE, STATE_FOLDER, RunDirectory, RunFacts
 from keepstep.service.settings import Settings
@@ -120,7 +124,12 @@ class JobHost:
         self.desk = FindingDesk(
             self.shell, self._keeper, settings=plan.settings, directory=directory.path, clock=clock, console=console
         )
-        self.shell.watcher = self.desk.take
+        self._paths: PathDesk | None = None
+        self._pacing: asyncio.Task[None] | None = None
+        if plan.settings.traffic:
+            file = read_traffic_file(Path(plan.settings.traffic))
+            self._paths = PathDesk(self.shell, self._keeper, file, clock=clock, console=console)
+        self.shell.watcher = self._watch
         self.shell.start_drills = plan.start_drills()
 
     async def open(self) -> None:
@@ -135,9 +144,20 @@ class JobHost:
         self._directory.publish(facts)
         self._keeper.keep(_started(facts), durable=True)
         self.desk.analyst.open()
+        if self._paths is not None:
+            self._pacing = background(self._paths.run())
+
+    def _watch(self, node: str, member: str, fact: Fact) -> bool:
+        """Everything that looks at facts before the machine does; True if one was nobody else's business."""
+        holder = self.shell.state.members.get(member)
+        if self._paths is not None and self._paths.take(fact, rank=-1 if holder is None else holder.rank):
+            return True
+        return self.desk.take(node, member, fact)
 
     async def close(self) -> None:
         """End the analysis, after a last look; to be awaited before `finish`."""
+        if self._pacing is not None:
+            self._pacing.cancel()
         await self.desk.close()
 
     def sample(self, standing: Standing) -> None:

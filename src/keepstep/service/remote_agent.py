@@ -33,13 +33,15 @@ _LEAVE_S = 5.0
 
 
 class AgentRequest(msgspec.Struct, frozen=True):
-    """What a person asked for. `job` empty: the controller's only one; `directory` None: under run_root."""
+    """What a person asked for. `job` empty: the controller's only one; `directory` None: under run_root; `address`
+    empty: the one that faces the controller."""
 
     controller: str
     node: str
     job: str
     directory: Path | None
     settings: Settings
+    address: str = ""
 
 
 def run_agent(request: AgentRequest) -> int:
@@ -107,7 +109,7 @@ async def _obey(
         with contextlib.suppress(PeerLost):  # noticed by the reader below, which ends everything
             peer.post(Envelope(request.node, member, fact))
 
-    host = own_host(request.controller)
+    host = request.address or own_host(request.controller)
     plan = AgentPlan(assignment.job, request.node, assignment.script, assignment.arguments, directory, host)
     agent = Agent(plan, upward, settings=request.settings, clock=clock, console=console)
     stopped = StopSignals()

@@ -40,6 +40,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     keep_runs: _Count = 20
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     token_file: str = ""
+    traffic: str = ""
     hang_s: _Seconds = 5.0
     on_hang: Literal["observe", "replace"] = "replace"
     keep_findings: _Positive = 50
