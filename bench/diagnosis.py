@@ -48,6 +48,7 @@ PEERS = (1, 2, 4)  # in rank xor: tensor, pipeline and data neighbour
 SETTLE_STEPS = 25
 SLOW_WATCH_S, HANG_WATCH_S, ENDING_S = 4.0, 9.0, 12.0
 FACTORS = (1.05, 1.1, 1.2, 1.3, 2.0)
+NAMES = ("Finding", "Incident")
 OBSERVE = ("--on-hang", "observe")
 UNEVEN = ("sequence", "last-stage", "gc", "rotating", "save", "validate", "compile", "recompile", "data-stall")
 
@@ -93,8 +94,8 @@ class Bench:
             if request.fault != "kill":
                 self._end(job, request)
         _settle(job, [answer for answer in case.answers if answer.fault != "kill"])
-        case.verdicts = [verdict_of(r) for r in job.journal.records[seen:] if r["record"] == "Finding"]
-        case.steps = job.begins()
+        case.verdicts = [verdict_of(r) for r in job.journal.records[seen:] if r["record"] in NAMES]
+        case.steps = list(job.begins())
         self.keep(case)
 
     def keep(self, case: Case) -> None:
@@ -119,7 +120,7 @@ class Bench:
         """Wait until all is found, but not for ever; then a little longer, for second thoughts and wrong alarms."""
 
         def done() -> bool:
-            verdicts = [verdict_of(r) for r in job.journal.records[seen:] if r["record"] == "Finding"]
+            verdicts = [verdict_of(r) for r in job.journal.records[seen:] if r["record"] in NAMES]
             case.verdicts = verdicts
             return all(score.exact for score in scores(case))
 

@@ -71,13 +71,17 @@ class Verdict(NamedTuple):
 
 
 def verdict_of(record: dict[str, Any]) -> Verdict:
-    """A journal line of a finding."""
-    sets = tuple(frozenset(_suspect(one) for one in group) for group in record.get("suspects", ()))
+    """A journal line of a finding, or of an incident, which names the kind and the rank of a loss as well."""
+    if record["record"] == "Incident":
+        onset, detected = record.get("onset_wall") or record["wall"], record.get("detected") or 0.0
+        sets = (frozenset({("rank", record.get("rank"))}),)
+        return Verdict(-record.get("number", 0), record["kind"], "undetermined", sets, onset + detected, "new")
+    named = tuple(frozenset(_suspect(one) for one in group) for group in record.get("suspects", ()))
     return Verdict(
         record.get("number", 0),
         record["kind"],
         record.get("layer", "undetermined"),
-        sets,
+        named,
         record["wall"],
         record.get("status", "new"),
     )

@@ -70,6 +70,8 @@ class Job:
         self.directory = folder / "run"
         self.modes = folder / "modes"
         self._steps = folder / "steps"
+        self._read, self._newest = 0, -1
+        self._begins: list[float] = []
         self.output = folder / "console.txt"
         self.journal = Journal(self.directory / "journal.jsonl")
         self.world = world
@@ -132,14 +134,21 @@ class Job:
 
     @property
     def step(self) -> int:
-        """The newest step that the journal knows of; one is written every second."""
-        return max((record["step"] for record in self.journal.of("StepProgress")), default=-1)
+        """The newest step that rank 0 began; -1: none."""
+        self.begins()
+        return self._newest
 
     def begins(self) -> list[float]:
-        """When rank 0 began every step so far; wall clock."""
-        if not self._steps.exists():
-            return []
-        return [float(line.split()[1]) for line in self._steps.read_text().split("\n")[:-1]]
+        """When rank 0 began every step so far (a step done again: twice); wall clock."""
+        if self._steps.exists():
+            with self._steps.open() as file:
+                file.seek(self._read)
+                text = file.read()
+            lines = text[: text.rfind("\n") + 1].splitlines()
+            self._read += sum(len(line) + 1 for line in lines)
+            self._begins += [float(line.split()[1]) for line in lines]
+            self._newest = int(lines[-1].split()[0]) if lines else self._newest
+        return self._begins
 
     def drill(self, request: DrillRequest) -> None:
         """Ask for a drill, again while the rank has no holder."""
