@@ -11,13 +11,15 @@ from keepstep.errors import EnvironmentProblem, UsageError
 from keepstep.fleet.derived import derive
 from keepstep.fleet.drain_times import with_set_times
 from keepstep.fleet.node_shares import spread
+from keepstep.fleet.run_matches import match_runs, named_jobs, without_matched
 from keepstep.fleet.taxonomy import Taxonomy, parse_taxonomy
 from keepstep.intake.hostlist import expand_hosts
+from keepstep.intake.run_journal import RUN_PARTITION
 from keepstep.records.fleet_schema import arrow_schema
 from keepstep.store.fleet_tables import FleetStore
 from keepstep.store.fleet_writer import FleetWriter
 
-__all__ = ["TAXONOMY", "default_taxonomy", "derive_again", "site_taxonomy", "up_to_date"]
+__all__ = ["TAXONOMY", "current", "default_taxonomy", "derive_again", "site_taxonomy", "up_to_date"]
 
 TAXONOMY = "taxonomy.toml"
 _MAX_TAXONOMY = 1 << 20
@@ -49,16 +51,48 @@ def up_to_date(directory: Path) -> bool:
     return manifest.derived_from == manifest.generation and manifest.taxonomy == site_taxonomy(directory)[1]
 
 
+def current(directory: Path) -> FleetStore:
+    """The tables of `directory`, with derived tables that fit the base tables and the taxonomy as they are now.
+
+    They are made again if an import was cut off or the taxonomy was edited.
+    """
+    store = FleetStore(directory)
+    if not store.manifest.generation or up_to_date(directory):
+        return store
+    derive_again(directory)
+    return FleetStore(directory)
+
+
 def derive_again(directory: Path) -> tuple[str, ...]:
     """Makes the derived tables from all that is in `directory`; notes about what could not be used."""
     taxonomy, mark = site_taxonomy(directory)
     writer = FleetWriter(directory)
-    intervals = with_set_times(FleetStore(directory).table("node_intervals"))
-    old = writer.replace("node_intervals", intervals) if intervals is not None else []
-    nodes, bad = spread(FleetStore(directory).table("attempts", ["attempt_id", "nodes", "gpus"]), expand_hosts)
-    old += writer.replace("attempt_nodes", nodes)
-    del nodes
-    writer.show(old)
+    try:
+        old = _joined(writer, FleetStore(directory))
+        writer.show(old)
+        nodes, bad = spread(FleetStore(directory).table("attempts", ["attempt_id", "nodes", "gpus"]), expand_hosts)
+        writer = FleetWriter(directory)
+        writer.show(writer.replace("attempt_nodes", nodes))
+        del nodes
+        _derived(directory, taxonomy, mark=mark)
+    finally:
+        writer.close()
+    return tuple(f"a list of nodes is not well formed: {text[:60]!r}" for text in bad[:20])
+
+
+def _joined(writer: FleetWriter, store: FleetStore) -> list[Path]:
+    """Joins what two sources say about one thing: begins of drains, and runs that the scheduler knows too."""
+    intervals = with_set_times(store.table("node_intervals"))
+    old = [] if intervals is None else writer.replace("node_intervals", intervals)
+    matched = match_runs(store.connection(), RUN_PARTITION, expand=expand_hosts)
+    if matched:
+        old += writer.rewrite("attempts", lambda rows: without_matched(rows, RUN_PARTITION, matched=matched))
+        for table in ("incidents", "progress"):
+            old += writer.rewrite(table, lambda rows: named_jobs(rows, matched))
+    return old
+
+
+def _derived(directory: Path, taxonomy: Taxonomy, *, mark: str) -> None:
     store = FleetStore(directory)
     connection = store.connection(spill=True)
     tables = derive(connection, taxonomy)
@@ -70,4 +104,3 @@ def derive_again(directory: Path) -> tuple[str, ...]:
     writer.manifest.taxonomy = mark
     writer.manifest.derived_from = writer.manifest.generation
     writer.show(old)
-    return tuple(f"a list of nodes is not well formed: {text[:60]!r}" for text in bad[:20])

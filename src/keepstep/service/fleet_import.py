@@ -21,7 +21,7 @@ from keepstep.intake.local_times import check_zone, moment_of
 from keepstep.intake.source_kind import KINDS, kind_of
 from keepstep.service.fleet_derive import TAXONOMY, default_taxonomy, derive_again
 from keepstep.service.fleet_runs import run_pieces
-from keepstep.store.fleet_manifest import Source
+from keepstep.store.fleet_manifest import Source, read_manifest
 from keepstep.store.fleet_writer import FleetWriter
 
 __all__ = ["ImportSummary", "Reading", "SourceSummary", "import_sources", "reading_of", "summary_text"]
@@ -80,24 +80,25 @@ def import_sources(
         (into / TAXONOMY).write_text(default_taxonomy())
     known = {source.content for source in writer.manifest.sources}
     summaries, sources = [], []
-    for number, path in enumerate(files, 1):
-        say(f"{number} of {len(files)}: {path}")
-        summary, source = _one(path, writer, reading=reading, known=known)
-        summaries.append(summary)
-        if source is not None:
-            sources.append(source)
-            known.add(source.content)
     notes: tuple[str, ...] = ()
-    if sources or not writer.manifest.generation:
-        say("merging")
-        writer.commit(sources)
+    try:
+        for number, path in enumerate(files, 1):
+            say(f"{number} of {len(files)}: {path}")
+            summary, source = _one(path, writer, reading=reading, known=known)
+            summaries.append(summary)
+            if source is not None:
+                sources.append(source)
+                known.add(source.content)
+        fresh = bool(sources) or not writer.manifest.generation
+        if fresh:
+            say("merging")
+            writer.commit(sources)
+    finally:
+        writer.close()
+    if fresh:
         say("deriving causes and job runs")
         notes = derive_again(into)
-    else:
-        writer.show([])
-    final = FleetWriter(into)
-    final.show([])
-    tables = {name: sum(part.rows for part in parts) for name, parts in final.manifest.tables.items()}
+    tables = {name: sum(part.rows for part in parts) for name, parts in read_manifest(into).tables.items()}
     return ImportSummary(directory=str(into), sources=tuple(summaries), tables=tables, notes=notes)
 
 

@@ -13,7 +13,7 @@ import msgspec
 
 from keepstep.errors import UsageError
 from keepstep.fleet.incident_story import IncidentStory, story_of, story_text
-from keepstep.store.fleet_tables import FleetStore
+from keepstep.service.fleet_derive import current
 
 __all__ = ["MAX_ROWS", "Answer", "answer_text", "incident_answer", "incident_list", "sql_answer", "story_answer"]
 
@@ -34,7 +34,7 @@ def sql_answer(directory: Path, query: str, *, limit: int = 1000) -> Answer:
 
     Raises UsageError, with what DuckDB says, for a query that is wrong or would do anything but read the tables.
     """
-    connection = FleetStore(directory).connection()
+    connection = current(directory).connection()
     limit = max(1, min(limit, MAX_ROWS))
     try:
         statements = connection.extract_statements(query)
@@ -65,7 +65,7 @@ def incident_answer(directory: Path, which: str) -> IncidentStory:
 
     Raises UsageError if nothing of that name is there.
     """
-    return story_of(FleetStore(directory).connection(), which)
+    return story_of(current(directory).connection(), which)
 
 
 def incident_list(directory: Path) -> Answer:

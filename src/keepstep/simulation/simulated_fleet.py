@@ -203,8 +203,8 @@ def _with_preemptions(
     lives["borrow"] = np.full(count, -1)
     lives["borrow"][takes] = np.arange(len(takes))
     wanted = np.maximum((width[takes] * _BORROWED_SHARE).round().astype(int), 1)
-    ran = np.minimum(2 * _HOUR_S + rng.exponential(4 * _HOUR_S, int(wanted.sum())).round(), np.repeat(lives["start"][takes], wanted) - 1)
     cut = np.repeat(lives["start"][takes], wanted)
+    ran = np.minimum(2 * _HOUR_S + rng.exponential(4 * _HOUR_S, len(cut)).round(), cut - 1)
     until = np.repeat(lives["end"][takes], wanted)
     keep = ran > 60
     owner = np.repeat(np.arange(len(takes)), wanted)

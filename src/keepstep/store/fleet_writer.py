@@ -6,7 +6,10 @@ then the newer; what the winner leaves open is taken from the other. A crash lea
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from keepstep.errors import StoreError
+from keepstep.errors import StoreError, UsageError
 from keepstep.records.fleet_schema import TABLES, arrow_schema, empty
+from keepstep.store.disk import disk_error
 from keepstep.store.fleet_manifest import Manifest, Part, Source, read_manifest, write_manifest
 from keepstep.store.fleet_merge import merged
 
@@ -28,6 +32,7 @@ class FleetWriter:
     """One import into `directory`, which is made if it is not there. Raises StoreError if the disk refuses."""
 
     def __init__(self, directory: Path) -> None:
+        """Raises UsageError while another process writes into the directory."""
         self.directory = directory
         self.manifest: Manifest = read_manifest(directory)
         self.staged: dict[tuple[str, str], list[Path]] = {}
@@ -35,10 +40,16 @@ class FleetWriter:
         self.written: list[Path] = []
         self.staging = directory / f".import-{self.manifest.generation + 1}"
         try:
+            directory.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(self.staging, ignore_errors=True)
-            self.staging.mkdir(parents=True)
+            self.staging.mkdir()
+        except BlockingIOError as error:
+            os.close(self._lock)
+            raise UsageError("another import is writing here", where=str(directory), remedy="wait for it") from error
         except OSError as error:
-            raise StoreError(f"cannot be written: {error.strerror}", where=str(directory)) from error
+            raise disk_error("cannot be written", directory, error=error) from error
 
     def stage(self, table: str, rows: pa.Table, *, source_id: int) -> None:
         """Takes `rows` of `table`, which came from `source_id`; they are not visible before `commit`."""
@@ -87,12 +98,34 @@ class FleetWriter:
         write_manifest(self.directory, self.manifest)
         for path in old:
             path.unlink(missing_ok=True)
+        self.close()
+
+    def close(self) -> None:
+        """Drops what was staged and not committed, and lets others write."""
         shutil.rmtree(self.staging, ignore_errors=True)
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
 
     def replace(self, table: str, rows: pa.Table) -> list[Path]:
         """Puts `rows` in place of the whole of `table`; the files that are no longer needed."""
         old = [self.directory / part.path for part in self.manifest.tables.get(table, [])]
         self.manifest.tables[table] = [self.put(table, "", rows=rows)] if rows.num_rows else []
+        return old
+
+    def rewrite(self, table: str, change: Callable[[pa.Table], pa.Table | None]) -> list[Path]:
+        """Puts `change(rows)` in place of each file of `table`, where it is not None; the files no longer needed."""
+        old, parts = [], []
+        for part in self.manifest.tables.get(table, []):
+            rows = change(pq.read_table(self.directory / part.path, partitioning=None))
+            if rows is None:
+                parts.append(part)
+                continue
+            old.append(self.directory / part.path)
+            if rows.num_rows:
+                parts.append(self.put(table, part.month, rows=rows))
+        if old:
+            self.manifest.tables[table] = parts
         return old
 
     def put(self, table: str, month: str, *, rows: pa.Table) -> Part:
