@@ -11,7 +11,7 @@ from keepstep.control.member import MemberState
 from keepstep.records.incident import PHASES
 from keepstep.records.messages import Address
 
-HIDDEN = {"epoch", "why", "secret", "environment", "world", "attempt", "type", "replicas"}
+HIDDEN = {"epoch", "why", "secret", "environment", "world", "attempt", "type", "replicas", "drill"}
 
 
 def shown(thing) -> str:

@@ -24,7 +24,7 @@ from keepstep.control.job import decide, new_job
 from keepstep.control.job_state import Event, JobSpec, JobState, StopRequest, Tick
 from keepstep.control.member import MemberState, Place, at_boundary, obey, step_kept
 from keepstep.control.roster import Status, live
-from keepstep.records import messages
+from keepstep.records import messages, watch_messages
 from keepstep.records.messages import Address
 
 VERSION = "1.0"
@@ -33,6 +33,8 @@ DEFAULTS = {
     "Hello": {"pid": 1, "keepstep_version": VERSION, "torch_version": "2"},
     "MemberExited": {"rank": -1, "code": 0, "signal": 0},
     "MemberStopped": {"rank": -1, "since": 0.0},
+    "MemberHung": {"rank": -1, "since": 0.0},
+    "MemberSlow": {"rank": -1, "why": "its loader"},
     "StartFailed": {"rank": -1, "why": "no such file"},
     "Parked": {"agreed": False, "boundary": False},
     "Settled": {"digest": "d", "replica": "all"},
@@ -52,6 +54,11 @@ ANSWERS = {
     "finished": "Finished",
     "found": "Checkpoints",
 }
+
+
+def _named(kind: str) -> type[msgspec.Struct]:
+    """The message of that name."""
+    return getattr(messages, kind, None) or getattr(watch_messages, kind)
 
 
 def value(text: str):
@@ -76,7 +83,7 @@ def fields_of(words: list[str]) -> dict:
 
 
 def message(kind: str, **given):
-    return getattr(messages, kind)(**{**DEFAULTS.get(kind, {}), **given})
+    return _named(kind)(**{**DEFAULTS.get(kind, {}), **given})
 
 
 class Player:
@@ -150,7 +157,7 @@ class Player:
         return lines
 
     def _fact(self, source: str, kind: str, given: dict) -> list[str]:
-        fields = {field.name for field in msgspec.structs.fields(getattr(messages, kind))}
+        fields = {field.name for field in msgspec.structs.fields(_named(kind))}
         member = given.get("member", "") or (source if source.startswith("m") else "")
         assert not member or member in self.seen, f"there is no {member}"
         node = self._state.members[member].node if member in self._state.members else source

@@ -206,8 +206,10 @@ def _stands_still(turn: Turn, fact: MemberStopped | MemberHung, *, member: Membe
     if member.status in (Status.STARTING, Status.CONNECTED) or _initial(turn):
         if member.status is Status.STARTING:
             _exclude(turn, member, signal)
+        else:
+            why = f"{why} before the first step"
         note_lost(turn, (loss,))
-        restart_or_end(turn, f"{why} before the first step")
+        restart_or_end(turn, why)
         return
     turn.put(member, status=Status.FENCED)
     turn.tell(member, Fence(turn.state.epoch, f"{why}; its rank is given to another member"), reason=why)
