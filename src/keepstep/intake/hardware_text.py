@@ -89,7 +89,7 @@ HARDWARE_PATTERNS: tuple[Pattern, ...] = (
     ),
     pattern(
         "nic_rate",
-        "rate",
+        "expected|instead of|should be|wanted",
         expression=rf"{_NIC}?[^\n]{{0,60}}rate\W+(?P<rate>\d+)[^\d\n]{{0,20}}(?:expected|instead of|should be"
         r"|want(?:ed)?)\W+(?P<wanted>\d+)",
         refine=lambda _, fields: fields if int(fields["rate"]) < int(fields["wanted"]) else None,

@@ -47,9 +47,9 @@ def clean(raw: bytes | str) -> str:
     text = raw if isinstance(raw, str) else raw.decode("utf-8", "replace")
     if "\x1b" in text:
         text = _COLOUR.sub("", text)
-    if "m" in text and "[" in text:
+    if "[0m" in text or "[3" in text or "[1;" in text:
         text = _LOST_ESCAPE.sub("", text)
-    return _CONTROL.sub("", text).rstrip()
+    return (text if text.isprintable() else _CONTROL.sub("", text)).rstrip()
 
 
 def lines_of(stream: BinaryIO) -> Iterator[Line]:
@@ -63,10 +63,12 @@ def lines_of(stream: BinaryIO) -> Iterator[Line]:
             whole = rest.endswith(b"\n")
         if wide:
             raw = raw.replace(b"\0", b"")
-        for piece in raw.split(b"\r")[-_PIECES_OF_A_LINE:]:
+        for piece in raw.split(b"\r")[-_PIECES_OF_A_LINE:] if b"\r" in raw else (raw,):
             text = clean(piece)
-            if text:
+            if text.find("[rank", 1) > 0:
                 yield from (Line(number, part) for part in _GLUED.split(text) if part)
+            elif text:
+                yield Line(number, text)
 
 
 def _wide(stream: BinaryIO) -> bool:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 import msgspec
 
-__all__ = ["Pattern", "PatternIndex", "pattern"]
+__all__ = ["Pattern", "PatternIndex", "events_of", "pattern"]
 
 Refine = Callable[[str, dict[str, str]], dict[str, str] | None]
 """Looks at line and fields and gives better fields, or None: it was not that after all."""
@@ -31,25 +31,32 @@ class Pattern(msgspec.Struct, frozen=True):
 
 
 class PatternIndex:
-    """Many patterns, asked in order of their words: a line without any of the words costs one look for each."""
+    """Many patterns, found by their words: a line without any of the words costs one look for each."""
 
     def __init__(self, patterns: Iterable[Pattern]) -> None:
-        """Patterns that share a word are asked in the order given."""
+        """Of patterns of one kind the first that fits a line counts."""
         self._by_word: dict[str, list[Pattern]] = {}
         for one in patterns:
             for word in one.words:
                 self._by_word.setdefault(word, []).append(one)
 
-    def matches(self, text: str) -> Iterator[tuple[str, dict[str, str]]]:
-        """(kind, fields) of every event in a line, each kind once."""
+    def fitting(self, text: str) -> tuple[Pattern, ...]:
+        """The patterns whose expression is in a line, whatever its numbers then say."""
         low = text.lower()
-        seen: set[str] = set()
+        candidates: dict[int, Pattern] = {}
         for word, patterns in self._by_word.items():
             if word in low:
-                for one in patterns:
-                    if one.kind not in seen and (fields := one.fields_in(text)) is not None:
-                        seen.add(one.kind)
-                        yield one.kind, fields
+                candidates.update((id(one), one) for one in patterns)
+        return tuple(one for one in candidates.values() if one.expression.search(text))
+
+
+def events_of(patterns: Iterable[Pattern], text: str) -> list[tuple[str, dict[str, str]]]:
+    """(kind, fields) of every event that these patterns find in a line, each kind once."""
+    found: dict[str, dict[str, str]] = {}
+    for one in patterns:
+        if one.kind not in found and (fields := one.fields_in(text)) is not None:
+            found[one.kind] = fields
+    return list(found.items())
 
 
 def pattern(kind: str, words: str, *, expression: str, refine: Refine | None = None) -> Pattern:

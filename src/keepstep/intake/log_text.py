@@ -17,7 +17,7 @@ from keepstep.intake.hardware_text import HARDWARE_PATTERNS
 from keepstep.intake.health_text import HEALTH_PATTERNS, health_events
 from keepstep.intake.launcher_text import LAUNCHER_PATTERNS, FailureTable
 from keepstep.intake.log_lines import Line, Speaker, clean, lines_of, speaker_of
-from keepstep.intake.log_patterns import PatternIndex
+from keepstep.intake.log_patterns import Pattern, PatternIndex, events_of
 from keepstep.intake.nccl_debug import NCCL_PATTERNS
 from keepstep.intake.nccl_watchdog import WATCHDOG_PATTERNS
 from keepstep.intake.notes_text import NOTE_PATTERNS
@@ -34,6 +34,8 @@ MOST_OF_A_KIND = 200
 """Events of one kind and speaker that are kept from one file: the first ones, and the newest of all."""
 _QUOTED = 500
 _LATEST_ONLY = frozenset({"step_progress", "progress_bar", "teardown"})
+_NUMBERS = re.compile(r"\d*[1-9]\d*")
+_MOST_SHAPES = 20_000
 _NAMED = re.compile(
     r"(?:^|[^a-z])(?P<kind>rank|worker|proc|trainer|task|log)[-_.]?(?P<rank>\d{1,6})(?!\d)", re.IGNORECASE
 )
@@ -96,6 +98,8 @@ class _Reading:
         self._stacks = StackCollector(str(path), rank=self._file_rank)
         self._counts: dict[tuple[str, int | None, str | None], int] = {}
         self._latest: dict[tuple[str, int | None, str | None], LogEvent] = {}
+        self._shapes: dict[str, tuple[Pattern, ...]] = {}
+        self._aside: dict[str, tuple[Line, int]] = {}
         self._lines = 0
 
     def evidence(self) -> Iterator[Evidence]:
@@ -108,6 +112,7 @@ class _Reading:
                 yield Unread(path=str(self._path), why=f"damaged after line {self._lines}: {error}")
         yield from self._block(self._pasted.finish())
         yield from self._stacks.finish()
+        yield from self._put_aside()
         yield from sorted(self._latest.values(), key=lambda event: event.line)
         yield LogEvent(kind="log_read", path=str(self._path), line=self._lines, text=f"{self._lines} lines read")
 
@@ -120,13 +125,39 @@ class _Reading:
             line = Line(line.number, _unwrapped(line.text))
         self._traces.feed(line)
         yield from self._stacks.feed(line)
-        found = [*_INDEX.matches(line.text), *self._table.feed(line)]
-        if found:
+        patterns = self._fitting(line)
+        table = list(self._table.feed(line))
+        if patterns or table:
+            found = [*events_of(patterns, line.text), *table]
             speaker = speaker_of(line.text)
             for kind, fields in found:
                 yield from self._kept(self._event(kind, fields, line=line, speaker=speaker))
         if (report := self._traces.mismatch(line)) is not None:
             yield self._event("mismatch_ranks", {"report": report}, line=line, speaker=speaker_of(line.text))
+
+    def _fitting(self, line: Line) -> tuple[Pattern, ...]:
+        """Patterns for a line. Lines that differ only in numbers are looked up by their shape; those that only tell of
+        progress are put aside, the newest of each shape, until the end."""
+        shape = _NUMBERS.sub("1", line.text)
+        patterns = self._shapes.get(shape)
+        if patterns is None:
+            if len(self._shapes) >= _MOST_SHAPES:
+                self._shapes.clear()
+            patterns = self._shapes[shape] = _INDEX.fitting(line.text)
+        elif patterns and not self._pasted.prose and all(one.kind in _LATEST_ONLY for one in patterns):
+            self._aside[shape] = (line, self._aside.get(shape, (line, 0))[1] + 1)
+            if len(self._aside) > _MOST_SHAPES:
+                self._aside.pop(next(iter(self._aside)))
+            return ()
+        return patterns
+
+    def _put_aside(self) -> Iterator[LogEvent]:
+        """Events of the lines that were put aside: the newest of each shape."""
+        for line, count in sorted(self._aside.values(), key=lambda item: item[0].number):
+            speaker = speaker_of(line.text)
+            for kind, fields in events_of(_INDEX.fitting(line.text), line.text):
+                fields = fields | {"seen": str(count)}
+                yield from self._kept(self._event(kind, fields, line=line, speaker=speaker))
 
     def _event(self, kind: str, fields: dict[str, str], *, line: Line, speaker: Speaker) -> LogEvent:
         """The event with the identity that the line, the fields and the file's name give, in this order."""

@@ -61,6 +61,9 @@ _KERNEL = re.compile(r"^\[<[0-9a-f]*>\] (?P<function>\w+)\+0x")
 _FIELDS = re.compile(r"(?P<key>pid|host|node)\W{1,2}(?P<value>[\w.-]+)", re.IGNORECASE)
 
 
+_HINTS = ("thread", "process", "pid", "rank", "node", "host", "== ", "-- ", "## ")
+
+
 class _Block:
     """The stack that is being read for one source of lines."""
 
@@ -82,9 +85,12 @@ class StackCollector:
         self._rank = rank
         self._node: str | None = None
         self._blocks: dict[str, _Block] = {}
+        self._busy = False
 
     def feed(self, line: Line) -> Iterator[StackSample]:
         """The stacks that are complete with this line."""
+        if not self._busy and not _may_begin(line.text):
+            return
         prefix = _PREFIX.match(line.text)
         source = prefix[0].strip() if prefix else ""
         text = line.text[prefix.end() :] if prefix else line.text
@@ -95,6 +101,7 @@ class StackCollector:
             block.rank = next((int(prefix[key]) for key in ("mpi", "torch", "srun") if prefix[key]), None)
             block.node = prefix["node"]
         yield from self._look(block, text)
+        self._busy = any(block.threads or block.frames for block in self._blocks.values()) if self._blocks else False
 
     def finish(self) -> Iterator[StackSample]:
         """The stacks that were still being read when the text ended."""
@@ -152,6 +159,12 @@ class StackCollector:
                 path=self._path,
             )
         block.threads, block.frames, block.reversed = [], [], False
+
+
+def _may_begin(text: str) -> bool:
+    """Whether a line could be a heading above a stack: looked at for every line, so cheaply."""
+    low = text.lower()
+    return any(word in low for word in _HINTS)
 
 
 def _thread(match: re.Match[str]) -> tuple[str, str, bool | None]:
