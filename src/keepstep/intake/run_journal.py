@@ -96,7 +96,8 @@ def _incidents(events: list[Event], rings: Mapping[int, Sequence[Ring]]) -> list
         )
         row, seen = _repair(incident, own), _waited(rings.get(incident.number, ()))
         evidence = "\n".join(part for part in (seen.get("evidence"), row["evidence"]) if part)
-        rows.append(row | seen | _orders(events, incident) | {"drill": drill, "evidence": evidence})
+        path = {"link": row["link"] or seen.get("link", "")}
+        rows.append(row | seen | _orders(events, incident) | path | {"drill": drill, "evidence": evidence})
     for finding in findings:
         if finding.kind != "healthy":
             rows.append(_finding(finding))
@@ -219,8 +220,20 @@ def _waited(rings: Sequence[Ring]) -> dict[str, Any]:
         "step": first.step,
         "waiting": ",".join(map(str, waiting)),
         "finished": "; ".join(words),
+        **_path_waited(same, absent),
         "evidence": "\n".join(said),
     }
+
+
+def _path_waited(cut: list[tuple[Ring, OpSlot]], absent: list[int]) -> dict[str, Any]:
+    """The directed links on which nothing came from a rank that was missing."""
+    dry = {
+        f"{peer.peer}->{ring.header.rank}"
+        for ring, slot in cut
+        for peer in slot.peers
+        if peer.peer in absent and peer.wait_peer_ns > 0 and not peer.bytes_received
+    }
+    return {"link": ",".join(sorted(dry))} if dry else {}
 
 
 def _cut(ring: Ring, slot: OpSlot) -> bool:
