@@ -13,7 +13,7 @@ import numpy as np
 
 from keepstep.diagnosis.live_state import Verdict, Watch
 from keepstep.diagnosis.matrix import Cells, explain
-from keepstep.diagnosis.pair_history import PAIR_COLUMNS
+from keepstep.diagnosis.pair_history import PAIR_COLUMNS, PairHistory
 from keepstep.diagnosis.slowness import STEPS
 from keepstep.diagnosis.windows import Numbers
 from keepstep.records.finding import Finding, Suspect
@@ -24,6 +24,10 @@ _SHARE = 0.03
 _SCATTER = 4.5
 _REFRESH = 8
 _OUTLIER = 3.0
+_ENOUGH_CELLS = 4
+_ALIKE = 0.25
+_FAR = 5.0
+_FAR_WAIT = 1.5
 _FEW = 4
 _MOST_FINDINGS = 32
 
@@ -36,29 +40,39 @@ def link_verdicts(watch: Watch, step: int) -> Iterator[Verdict]:
     normal = _usual(watch, step)
     if normal is None:
         return
-    send_usual, send_scatter, receive_usual, receive_scatter = normal
-    steps = np.arange(step - STEPS + 1, step + 1)
-    lasted = max(float(np.median(watch.history.of("duration_us", step, STEPS))), 1.0)
     each = np.median(watch.history.of("duration_us", step, STEPS), axis=0)
     if each.max() > _OUTLIER * np.median(each):
         return  # a single step that stood still is in the mean of its window
+    lasted = max(float(np.median(each)), 1.0)
+    excess, margin = _excess(watch, step, normal, lasted=lasted)
+    yield from _verdicts(watch, excess, step, lasted=lasted, margin=margin)
+
+
+def _excess(
+    watch: Watch, step: int, normal: tuple[Numbers, Numbers, Numbers, Numbers], *, lasted: float
+) -> tuple[Numbers, float]:
+    """(how much longer than usual each cell takes at both its ends, us a step, 0 where it is not slow; margin)."""
+    pairs = watch.pairs
+    send_usual, send_scatter, receive_usual, receive_scatter = normal
+    excess = np.zeros(len(pairs.keys))
+    steps = np.arange(step - STEPS + 1, step + 1)
     at = steps % PAIR_COLUMNS
-    send = pairs.values["send"][:, at] - send_usual[:, None]
     limit = np.maximum(_SHARE * lasted, _SCATTER * 1.25 / np.sqrt(STEPS) * send_scatter)
-    maybe = np.flatnonzero((np.median(send, axis=1) > limit) & (pairs.reverse >= 0))
+    newest = pairs.values["send"][:, at[-1]] - send_usual
+    maybe = np.flatnonzero((newest > limit / 2) & (pairs.reverse >= 0))
     if not len(maybe):
-        return
+        return excess, 0.0
     back = pairs.reverse[maybe]
     told = (pairs.stamp[maybe][:, at] == steps).all(axis=1) & (pairs.stamp[back][:, at] == steps).all(axis=1)
+    send = pairs.values["send"][maybe][:, at] - send_usual[maybe, None]
     receive = pairs.values["receive"][back][:, at] - receive_usual[back, None]
     limits = np.maximum(limit[maybe], _SCATTER * 1.25 / np.sqrt(STEPS) * receive_scatter[back])
-    both = np.minimum(send[maybe], receive)
+    both = np.minimum(send, receive)
+    middle = np.median(both, axis=1)
     often = np.count_nonzero(both > limits[:, None] / 2, axis=1) >= STEPS - 1
-    slow = told & often & (np.median(both, axis=1) > limits)
-    excess = np.zeros(len(pairs.keys))
-    excess[maybe[slow]] = np.median(both, axis=1)[slow]
-    margin = float((np.median(both, axis=1) / limits)[slow].max()) if slow.any() else 0.0
-    yield from _verdicts(watch, excess, step, lasted=lasted, margin=margin)
+    slow = told & often & (middle > limits)
+    excess[maybe[slow]] = middle[slow]
+    return excess, float((middle / limits)[slow].max()) if slow.any() else 0.0
 
 
 def hold_cells(watch: Watch, finding: Finding, step: int) -> None:
@@ -94,6 +108,8 @@ def _usual(watch: Watch, step: int) -> tuple[Numbers, Numbers, Numbers, Numbers]
         middle = np.median(values, axis=1)
         scatter = 1.4826 * np.median(np.abs(values - middle[:, None]), axis=1)
         fresh += [middle, np.maximum(scatter, 0.5 * float(np.median(scatter)))]
+    if known is None:
+        _as_their_peers(pairs, fresh)
     if known is not None and len(known[0]) == len(pairs.keys):
         held = [cell for key, until in watch.held.items() if until > step for cell in _cell_of(pairs.keys, key)]
         for old, new in zip(known, fresh, strict=True):
@@ -101,6 +117,24 @@ def _usual(watch: Watch, step: int) -> tuple[Numbers, Numbers, Numbers, Numbers]
     watch.held = {key: until for key, until in watch.held.items() if until > step}
     watch.pair_usual, watch.pair_measured = (fresh[0], fresh[1], fresh[2], fresh[3]), step
     return watch.pair_usual
+
+
+def _as_their_peers(pairs: PairHistory, fresh: list[Numbers]) -> None:
+    """A cell that was far slower than those with as many bytes from the start has no usual time: theirs counts.
+
+    At both its ends, so that one who merely waits for a late peer keeps its own.
+    """
+    sent = np.median(pairs.values["sent"], axis=1)
+    for lane in (False, True):
+        mine = np.flatnonzero((pairs.messages == lane) & (pairs.reverse >= 0) & (sent > 0))
+        if len(mine) < _ENOUGH_CELLS:
+            continue
+        alike = mine[sent[mine] >= _ALIKE * float(sent[mine].max())]
+        send, receive = (float(np.median(fresh[number][alike])) for number in (0, 2))
+        back = pairs.reverse[alike]
+        far = (fresh[0][alike] > _FAR * send) & (fresh[2][back] > _FAR_WAIT * receive)
+        if np.count_nonzero(far) <= len(alike) // 3:
+            fresh[0][alike[far]], fresh[2][back[far]] = send, receive
 
 
 def _cell_of(keys: Numbers, key: int) -> list[int]:

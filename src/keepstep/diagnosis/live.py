@@ -28,7 +28,10 @@ from keepstep.records.summary import WatchReport
 __all__ = ["LiveFinding", "Watch", "WatchPlan", "baseline_of", "begin_watch", "observe", "retire"]
 
 _WARM_UP = 2
-"""The first steps of a membership compile, allocate and connect: they are compared with nothing."""
+"""The first steps of a job compile, allocate and connect: they are compared with nothing."""
+
+_SETTLING = 8
+"""As many as that of each later membership: caches are cold, and the stayers catch up."""
 
 _ENOUGH = 32
 
@@ -89,13 +92,17 @@ def _complete_steps(watch: Watch, now: float) -> list[int]:
         return []
     if history.done < 0:
         newest = history.stamp[speaking]
-        history.done = max(int(newest[newest >= 0].min()), latest - COLUMNS + 1) - 1 + _WARM_UP
+        history.done = max(int(newest[newest >= 0].min()), latest - COLUMNS + 1) - 1 + _skipped(watch)
         if latest <= history.done:
             history.done = -1
             return []
     first = max(history.done + 1, latest - COLUMNS + 1)
     history.done = latest
     return list(range(first, latest + 1))
+
+
+def _skipped(watch: Watch) -> int:
+    return _SETTLING if watch.renewed else _WARM_UP
 
 
 def _roles(watch: Watch) -> Numbers:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 
-from keepstep.diagnosis.live_progress import fresh, group_progress, slow_pairs, transfers
+from keepstep.diagnosis.live_progress import fresh, group_progress, odd_one, slow_pairs, transfers
 from keepstep.diagnosis.live_state import Seen, Verdict, Watch
 from keepstep.diagnosis.wavefront import diagnose_hang
 from keepstep.records.evidence import Place
@@ -67,6 +67,9 @@ def hang_verdicts(watch: Watch, now: float) -> Iterator[Verdict]:
         elif finding.kind == "undetermined":
             if stalled > 3 * limit:
                 yield Verdict(key="hang:undetermined", finding=finding, since=since)
+        elif finding.kind == "collective_mismatch":
+            finding = odd_one(watch, finding, known)
+            yield Verdict(key=f"{finding.kind}:{finding.group or number}", finding=finding, since=since)
         elif finding.kind != "reporter_silent" or not watch.seen.keys() & set(_suspected(watch, finding)):
             yield Verdict(key=f"{finding.kind}:{finding.group or number}", finding=finding, since=since)
 

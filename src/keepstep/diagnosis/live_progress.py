@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+import msgspec
+
 from keepstep.diagnosis.live_state import Seen, Watch
 from keepstep.records.evidence import GroupProgress, Position, Signature, Transfer
+from keepstep.records.finding import Finding, Suspect
+from keepstep.records.operations import element_name, operation_name
 from keepstep.records.summary import GroupMark, MemberProgress, StalledPeer
 
-__all__ = ["fresh", "group_progress", "hear", "slow_pairs", "transfers"]
+__all__ = ["fresh", "group_progress", "hear", "odd_one", "slow_pairs", "transfers"]
 
-_OPERATIONS = (
-    "", "all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "gather", "scatter",
-    "barrier", "send", "recv",
-)  # fmt: skip
 _SAME_COUNT = ("all_reduce", "reduce", "broadcast", "reduce_scatter", "all_gather")
 _BUSY_SHARE = 0.05
 _STALE_S = 2.5
@@ -89,9 +89,9 @@ def _members(watch: Watch, key: int, size: int, heard: Iterable[int]) -> tuple[i
 def _position(rank: int, mark: GroupMark, told: float) -> Position:
     signature = {}
     if mark.op:
-        name = _OPERATIONS[mark.op] if mark.op < len(_OPERATIONS) else f"operation {mark.op}"
+        name = operation_name(mark.op)
         count = mark.count if name in _SAME_COUNT else None
-        signature[mark.sequence + 1] = Signature(op=name, dtype=str(mark.element), count=count)
+        signature[mark.sequence + 1] = Signature(op=name, dtype=element_name(mark.element), count=count)
     return Position(
         rank=rank,
         queued=mark.queued,
@@ -132,3 +132,31 @@ def slow_pairs(watch: Watch) -> tuple[list[tuple[int, int]], bool]:
             if held > _STUCK_US and back is not None and back.wait_peer_us > _STUCK_US:
                 stuck.append((rank, peer))
     return sorted(stuck), moving
+
+
+def odd_one(watch: Watch, finding: Finding, known: Mapping[int, MemberProgress]) -> Finding:
+    """A mismatch in which the members' own past decides: those who never before called what they call now.
+
+    Unchanged where that is everybody, nobody, or not known.
+    """
+    names = {entry.hash: entry.name for profile in watch.profiles.values() for entry in profile.groups}
+    ranks = {one.rank for group in finding.suspects for one in group if one.rank is not None}
+    marks = {
+        rank: mark
+        for rank in ranks & known.keys()
+        for mark in known[rank].groups
+        if mark.lane == 0 and mark.op and finding.group in (names.get(mark.hash), f"{mark.hash:08x}")
+    }
+    odd = sorted(rank for rank, mark in marks.items() if not mark.before)
+    if len(finding.suspects) != 1 or not odd or len(odd) == len(marks):
+        return finding
+    return msgspec.structs.replace(
+        finding,
+        suspects=tuple((Suspect(rank=rank),) for rank in odd),
+        victims=tuple(sorted({*finding.victims, *ranks} - set(odd))),
+        confidence=max(finding.confidence, 0.9),
+        evidence=(
+            *finding.evidence,
+            f"rank {', '.join(map(str, odd))} never called that in this group before, the other side did",
+        ),
+    )

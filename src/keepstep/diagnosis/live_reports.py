@@ -45,6 +45,7 @@ def take_reports(watch: Watch, reports: Sequence[WatchReport], now: float) -> bo
 
 
 def _renew(watch: Watch, generation: int, now: float) -> None:
+    watch.renewed = watch.generation >= 0
     watch.generation = generation
     watch.history.forget()
     watch.pairs.forget()

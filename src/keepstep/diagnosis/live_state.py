@@ -95,6 +95,7 @@ class Watch:
     groups: dict[tuple[int, int], dict[int, int]] = field(default_factory=dict)
     retired: set[int] = field(default_factory=set)
     generation: int = -1
+    renewed: bool = False
     advanced: float = 0.0
     stepped: float = 0.0
     findings: dict[str, LiveFinding] = field(default_factory=dict)

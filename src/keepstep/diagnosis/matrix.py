@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+
+import numpy as np
 
 from keepstep.diagnosis.windows import Numbers
 from keepstep.records.finding import Suspect
@@ -31,10 +33,16 @@ def explain(cells: Cells, nodes: Mapping[int, str]) -> Iterator[tuple[tuple[Susp
     `nodes` says where each rank is. A side is to blame only where at least two cells of it are slow and none that
     moves comparably many bytes is not; where it has a single such cell, side and link cannot be told apart.
     """
-    slow = {int(cell) for cell in cells.excess.nonzero()[0]}
-    least = _COMPARABLE * max((float(cells.sent[cell]) for cell in slow), default=0.0)
-    busy = [int(cell) for cell in (cells.sent >= least).nonzero()[0]] if slow else []
-    leaving, entering = _by(cells.sources, busy), _by(cells.destinations, busy)
+    marked = cells.excess.nonzero()[0]
+    if not len(marked):
+        return
+    slow = set(marked.tolist())
+    busy = cells.sent >= _COMPARABLE * float(cells.sent[marked].max())
+    leaving = _by(cells.sources, np.isin(cells.sources, cells.sources[marked]) & busy)
+    entering = _by(cells.destinations, np.isin(cells.destinations, cells.destinations[marked]) & busy)
+    for rank in set(cells.sources[marked].tolist()) | set(cells.destinations[marked].tolist()):
+        leaving.setdefault(rank, set())
+        entering.setdefault(rank, set())
     yield from _nodes(cells, slow, nodes)
     yield from _whole_ranks(slow, leaving, entering)
     yield from _sides(slow, leaving, source=True)
@@ -49,9 +57,10 @@ def explain(cells: Cells, nodes: Mapping[int, str]) -> Iterator[tuple[tuple[Susp
         yield tuple(suspects), [cell]
 
 
-def _by(ends: Numbers, cells: Iterable[int]) -> dict[int, set[int]]:
+def _by(ends: Numbers, wanted: Numbers) -> dict[int, set[int]]:
+    """The wanted cells by the rank at one of their ends."""
     found: dict[int, set[int]] = defaultdict(set)
-    for cell in cells:
+    for cell in wanted.nonzero()[0].tolist():
         found[int(ends[cell])].add(cell)
     return found
 
@@ -62,11 +71,15 @@ def _nodes(cells: Cells, slow: set[int], nodes: Mapping[int, str]) -> Iterator[t
         return
     out: dict[str, set[int]] = defaultdict(set)
     into: dict[str, set[int]] = defaultdict(set)
-    for cell in range(len(cells.excess)):
-        here, there = (nodes.get(int(ends[cell]), "") for ends in (cells.sources, cells.destinations))
-        if here != there and cells.sent[cell] > 0:
+    ends = [[nodes.get(int(side[cell]), "") for side in (cells.sources, cells.destinations)] for cell in sorted(slow)]
+    touched = {node for pair in ends for node in pair}
+    there = [rank for rank, node in nodes.items() if node in touched]
+    near = (np.isin(cells.sources, there) | np.isin(cells.destinations, there)) & (cells.sent > 0)
+    for cell in near.nonzero()[0].tolist():
+        here, beyond = (nodes.get(int(side[cell]), "") for side in (cells.sources, cells.destinations))
+        if here != beyond:
             out[here].add(cell)
-            into[there].add(cell)
+            into[beyond].add(cell)
     fits = {node: crossing for node, crossing in out.items() if len(crossing) > 1 and crossing <= slow}
     for node, crossing in into.items():
         if len(crossing) > 1 and crossing <= slow:

@@ -72,15 +72,15 @@ class PairHistory:
             name: np.bincount(cell, sum(rows[field].astype(np.float64) for field in fields), len(keys))
             for name, fields in _FIELDS
         }
-        first_row = np.zeros(len(keys), np.int64)
-        first_row[cell] = of_row
-        self._spread(self._cells(keys), sums, [windows[number] for number in first_row.tolist()])
+        window = np.zeros(len(keys), np.int64)
+        window[cell] = of_row
+        firsts = np.array([one.first_step for one in windows], np.int64)[window]
+        lasts = np.array([one.last_step for one in windows], np.int64)[window]
+        self._spread(self._cells(keys), sums, firsts=firsts, lasts=lasts)
 
-    def _spread(self, cells: Numbers, sums: dict[str, Numbers], windows: Sequence[MemberSummary]) -> None:
+    def _spread(self, cells: Numbers, sums: dict[str, Numbers], *, firsts: Numbers, lasts: Numbers) -> None:
         """Share the sums of each cell out over the steps of its window."""
-        firsts = np.fromiter((window.first_step for window in windows), np.int64, len(windows))
-        lasts = np.fromiter((window.last_step for window in windows), np.int64, len(windows))
-        steps, source = expanded(lasts, np.ones(len(windows), np.int64), firsts)
+        steps, source = expanded(lasts, np.ones(len(cells), np.int64), firsts)
         where = (cells[source], steps % PAIR_COLUMNS)
         self.stamp[where] = steps
         per_step = 1.0 / np.maximum(lasts - firsts + 1, 1)

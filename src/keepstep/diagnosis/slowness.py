@@ -37,9 +37,10 @@ STRONG_STEPS = 4
 """Steps that a strong one has to show."""
 
 _STRONG_RATIO = 0.17
-_PAST = 64
-_FEW = 8
+_PAST = 48
+_FEW = 10
 _AGAIN = 4
+_MANY_RANKS = 2048
 _SCATTER = 4.5  # standard errors; 1e-6 one-sided under a normal distribution
 _MEDIAN_ERROR = 1.25  # standard error of a median / that of a mean, normal distribution
 _LEAST_RATIO = 0.034
@@ -99,11 +100,16 @@ def past_of(watch: Watch, name: str, step: int) -> tuple[Numbers, Numbers, int]:
     `name` is `ratio`, `excess`, `extra_data` or a metric. The arrays are the caller's own.
     """
     kept = watch.past.get(name)
-    if kept is None or not kept[0] <= step < kept[0] + (_AGAIN if kept[3] > 2 * _FEW else 1):
+    if kept is None or not kept[0] <= step < kept[0] + (_again(watch) if kept[3] > 2 * _FEW else 1):
         history = watch.history
         table = history.values[name] if name in history.values else getattr(history, name)
         kept = watch.past[name] = (step, *usual(table, history.judged, last=step, newest=STEPS))
     return kept[1].copy(), kept[2].copy(), kept[3]
+
+
+def _again(watch: Watch) -> int:
+    """After how many steps the past is measured again: it moves slowly, and of many ranks it costs."""
+    return _AGAIN if watch.plan.world < _MANY_RANKS else 2 * _AGAIN
 
 
 def steps_needed(watch: Watch, step: int, *, least: int = STEPS) -> int:

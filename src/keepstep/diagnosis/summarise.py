@@ -28,6 +28,9 @@ __all__ = ["Drained", "Summariser"]
 _PROGRESS_S = 0.45
 """A member of which no step ended for so long gets its progress told."""
 
+_LOOK_BACK = 2048
+"""Slots that progress looks at, at least: what a member used to call tells whether its newest call is unusual."""
+
 _GROUPS_S = 0.95
 """How often the group table goes up: nothing is decided by it step by step."""
 
@@ -82,7 +85,9 @@ class Summariser:
             window = self._window(header, slots, steps, host=host, now_ns=now_ns)
             self._spent(len(msgspec.msgpack.encode(window)), now_ns)
         elif self._spoke_ns is None or now_ns - self._spoke_ns >= _PROGRESS_S * 1e9:
-            progress = progress_of_slots(header, slots, host, now_ns=now_ns)
+            first = max(0, min(self._cursor, header.head - _LOOK_BACK))
+            more = read_slots(ring, first, head=header.head, capacity=header.capacity)
+            progress = progress_of_slots(header, more, host, now_ns=now_ns)
             self._spent(len(msgspec.msgpack.encode(progress)), now_ns)
         return Drained(profile, window, progress)
 

@@ -76,8 +76,17 @@ def _marks(header: RingHeader, slots: Slots, now_ns: int) -> Iterator[GroupMark]
             root=int(call["root"]),
             sequence=int(call["sequence"]),
             open_us=_age_us(int(call["started_ns"]), now_ns) if running else 0,
+            before=_before(mine),
             peers=tuple(_stalled(slots.peers, call)) if running else (),
         )
+
+
+def _before(calls: Table) -> int:
+    """How many of the earlier calls are the same as the last one."""
+    same = np.ones(len(calls) - 1, bool)
+    for name in ("op", "element", "count", "root"):
+        same &= calls[name][:-1] == calls[name][-1]
+    return int(np.count_nonzero(same))
 
 
 def _stalled(peers: Table, call: np.void) -> Iterator[StalledPeer]:

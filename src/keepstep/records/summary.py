@@ -118,7 +118,9 @@ class GroupMark(msgspec.Struct, frozen=True, array_like=True):
     """How far a member is in one group: collectives queued, started and finished in this generation.
 
     `op`, `element`, `count`, `root` and `sequence` (from 0) are the newest call that was started (op 0: none in the
-    ring); `open_us` is how long it has been under way (0: it ended). `peers` is filled where the recorder says it.
+    ring); `open_us` is how long it has been under way (0: it ended). `before` is how often the member called the very
+    same (operation, element, count, root) in this group before, as far as the ring reaches. `peers` is filled where
+    the recorder says it.
     """
 
     hash: int
@@ -134,6 +136,7 @@ class GroupMark(msgspec.Struct, frozen=True, array_like=True):
     root: int = 0
     sequence: int = 0
     open_us: int = 0
+    before: int = 0
     peers: tuple[StalledPeer, ...] = ()
 
 

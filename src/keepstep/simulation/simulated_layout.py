@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -35,6 +36,7 @@ class Layout:
         """The pipeline stage of every rank."""
         return np.arange(self.world) // self.tp % self.pp
 
+    @cache  # noqa: B019 - a layout is frozen, and there are few
     def groups(self, kind: str) -> Numbers:
         """The groups of a kind: one row of ranks for each."""
         cube = np.arange(self.world).reshape(self.dp, self.pp, self.tp)
@@ -50,6 +52,7 @@ class Layout:
         sizes = {"tp": self.tp, "pp": self.pp, "dp": self.dp, "ep": self.ep}
         return tuple(kind for kind in KINDS if sizes[kind] > 1)
 
+    @cache  # noqa: B019
     def places(self, kind: str) -> tuple[Numbers, Numbers]:
         """(number of its group, place in it) of every rank."""
         rows = self.groups(kind)
@@ -63,6 +66,7 @@ class Layout:
         hashes: Numbers = np.asarray(1 + KINDS.index(kind) + 4 * np.asarray(number), np.int64)
         return hashes
 
+    @cache  # noqa: B019
     def neighbours(self, kind: str) -> Numbers:
         """The ranks that each rank exchanges bytes with in its group, -1 for none: the next and the one before it.
 

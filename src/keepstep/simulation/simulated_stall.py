@@ -121,7 +121,7 @@ def _member(
         peers = _peers(layout, stall, rank, kind, age_us) if waits else ()
         marks.append(GroupMark(
             group, 0, size, int(place[rank]), done + waits, done + waits, done, op, 10, count, 0,
-            done if waits else done - 1, age_us if waits else 0, peers,
+            done if waits else done - 1, age_us if waits else 0, 0 if (op, count) != (_OPS[kind], 1000) else 40, peers,
         ))  # fmt: skip
     return MemberProgress(
         rank, when[1], stall.step, when[0], *_span(stall, origin, age_us), 0, _host(stall, rank, origin, age_us),
