@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from keepstep.diagnosis.dumps import diagnose_dumps
+from keepstep.diagnosis.dump_verdict import diagnose_dumps
 from keepstep.errors import RecordError
 from keepstep.intake.dumps import DUMP_READERS
 from keepstep.intake.reading import head_of

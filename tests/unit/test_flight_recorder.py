@@ -42,7 +42,7 @@ def test_two_ranks_without_entries_are_two_findings():
 
 def test_the_dumps_of_the_hit_ranks_missing_altogether(tmp_path):
     for path in (JOBS / "lock_gil_1st").glob("_dump_*"):
-        if path.name not in ("_dump_9", "_dump_14"):
+        if path.name not in ("_dump_9.pickle", "_dump_14.pickle"):
             shutil.copy(path, tmp_path)
     findings = findings_of(tmp_path)
     blamed = {rank for some in ranks_of(findings) for rank in some}
@@ -52,9 +52,9 @@ def test_the_dumps_of_the_hit_ranks_missing_altogether(tmp_path):
 
 def test_a_truncated_dump_gives_what_it_has(tmp_path):
     for path in (JOBS / "lock_gil_1st").glob("_dump_*"):
-        (tmp_path / path.name).write_bytes(path.read_bytes()[: 3000 if path.name == "_dump_8" else None])
+        (tmp_path / path.name).write_bytes(path.read_bytes()[: 3000 if path.name == "_dump_8.pickle" else None])
     assert {rank for some in ranks_of(findings_of(tmp_path)) for rank in some} == {9, 14}
-    (state,) = [item.state for item in READER.read(tmp_path / "_dump_8") if isinstance(item, Reporter)]
+    (state,) = [item.state for item in READER.read(tmp_path / "_dump_8.pickle") if isinstance(item, Reporter)]
     assert state == "truncated"
 
 

@@ -98,19 +98,19 @@ def _roles(
     table: TimingTable, members: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], bool]:
     """Role and stage of each member, and whether every role has enough members to compare within."""
-    stage = _of_members(table, members, "stage")
+    stage = _of_members(table, members, axis="stage")
     axes = [axis for axis in ("stage", "tp", "ep") if axis in table.coordinates]
     if not axes:
         return np.zeros(len(members), dtype=np.int64), stage, False
     for chosen in (axes, axes[:1]):
-        labels = np.stack([_of_members(table, members, axis) for axis in chosen])
+        labels = np.stack([_of_members(table, members, axis=axis) for axis in chosen])
         _, role, sizes = np.unique(labels, axis=1, return_inverse=True, return_counts=True)
         if sizes.min() >= _FEWEST_PEERS:
             return role.reshape(-1).astype(np.int64), stage, True
     return np.zeros(len(members), dtype=np.int64), stage, False
 
 
-def _of_members(table: TimingTable, members: npt.NDArray[np.int64], axis: str) -> npt.NDArray[np.int64]:
+def _of_members(table: TimingTable, members: npt.NDArray[np.int64], *, axis: str) -> npt.NDArray[np.int64]:
     """The coordinate of each member, -1 if the table has none."""
     found = np.full(len(members), -1, dtype=np.int64)
     if axis in table.coordinates:

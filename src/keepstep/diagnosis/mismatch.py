@@ -30,7 +30,7 @@ def mismatches(groups: Iterable[GroupProgress]) -> list[Finding]:
     for group in groups:
         first = _first_difference(group)
         if first is not None:
-            found.append(_finding(group, *first))
+            found.append(_finding(group, first[0], opinions=first[1]))
     return found
 
 
@@ -64,7 +64,7 @@ def _plain(op: str) -> str:
     return op.lower().strip("_").replace("-", "_")
 
 
-def _finding(group: GroupProgress, sequence: int, opinions: dict[tuple[object, ...], list[int]]) -> Finding:
+def _finding(group: GroupProgress, sequence: int, *, opinions: dict[tuple[object, ...], list[int]]) -> Finding:
     by_size = sorted(opinions.values(), key=len)
     majority = len(by_size[-1])
     minority = [ranks for ranks in by_size if len(ranks) < majority]

@@ -89,10 +89,10 @@ def model_of(seen: Iterable[Seen]) -> PipelineModel:
     chunks = 1 + max(item.chunk for kinds in stages.values() for item in kinds[_FORWARD])
     pairs: dict[tuple[Op, Op], list[Op]] = defaultdict(list)
     for stage, kinds in stages.items():
-        _compute_and_transfers(model, stage, kinds, stages=len(stages), chunks=chunks, pairs=pairs)
+        _compute_and_transfers(model, stage, kinds=kinds, stages=len(stages), chunks=chunks, pairs=pairs)
         _replicas(model, kinds)
-        _after_compute(model, stage, kinds, last=len(stages) - 1)
-    _meetings(model, stages, pairs)
+        _after_compute(model, stage, kinds=kinds, last=len(stages) - 1)
+    _meetings(model, stages, pairs=pairs)
     model.order = _order(model)
     return model
 
@@ -105,8 +105,8 @@ def _computation(kinds: dict[str, list[Seen]]) -> list[Seen]:
 def _compute_and_transfers(
     model: PipelineModel,
     stage: int,
-    kinds: dict[str, list[Seen]],
     *,
+    kinds: dict[str, list[Seen]],
     stages: int,
     chunks: int,
     pairs: dict[tuple[Op, Op], list[Op]],
@@ -121,7 +121,7 @@ def _compute_and_transfers(
         other = kind.replace("send", "recv") if kind.endswith("send") else kind.replace("recv", "send")
         count = 0
         for transfer, computed in carried:
-            _tie(model, kind, transfer.op, computed.op)
+            _tie(model, kind, transfer=transfer.op, computed=computed.op)
             if not 0 <= computed.global_chunk + step < stages * chunks:
                 continue
             mine, theirs = (kind, count, stage), (other, count, peer)
@@ -150,7 +150,7 @@ def _carried(kind: str, kinds: dict[str, list[Seen]]) -> list[tuple[Seen, Seen]]
     return list(zip(real, by_number[skipped:], strict=False))
 
 
-def _tie(model: PipelineModel, kind: str, transfer: Op, computed: Op) -> None:
+def _tie(model: PipelineModel, kind: str, *, transfer: Op, computed: Op) -> None:
     """The dependency between a transfer and the computation it belongs to."""
     if kind.endswith("send"):
         model.after[transfer].append(computed)
@@ -176,7 +176,7 @@ def _replicas(model: PipelineModel, kinds: dict[str, list[Seen]]) -> None:
                 model.after[scattered.op].append(max(makers, key=lambda item: item.end).op)
 
 
-def _after_compute(model: PipelineModel, stage: int, kinds: dict[str, list[Seen]], *, last: int) -> None:
+def _after_compute(model: PipelineModel, stage: int, *, kinds: dict[str, list[Seen]], last: int) -> None:
     """What comes between the last computation and the end of the step."""
     newest = max(_computation(kinds), key=lambda item: item.end).op
     collected = [item.op for item in kinds[_GC]]
@@ -195,7 +195,7 @@ def _after_compute(model: PipelineModel, stage: int, kinds: dict[str, list[Seen]
 
 
 def _meetings(
-    model: PipelineModel, stages: dict[int, dict[str, list[Seen]]], pairs: dict[tuple[Op, Op], list[Op]]
+    model: PipelineModel, stages: dict[int, dict[str, list[Seen]]], *, pairs: dict[tuple[Op, Op], list[Op]]
 ) -> None:
     """Which operations end together."""
     model.together = [tuple(ops) for ops in pairs.values()]

@@ -48,7 +48,7 @@ def diagnose_reporters(reporters: Iterable[Reporter], places: Iterable[Place] = 
             gravest[key] = reporter
     ranks = {key for key in gravest if isinstance(key, int)}
     return tuple(
-        _finding(reporter, key if isinstance(key, int) else None, said[key], also=len(ranks))
+        _finding(reporter, key if isinstance(key, int) else None, said=said[key], also=len(ranks))
         for key, reporter in gravest.items()
     )
 
@@ -57,7 +57,7 @@ def _is_victim(reporter: Reporter) -> bool:
     return reporter.state == "failed" and reporter.detail.endswith(f" {_REMOTE_ERROR}")
 
 
-def _finding(reporter: Reporter, rank: int | None, said: list[str], *, also: int) -> Finding:
+def _finding(reporter: Reporter, rank: int | None, *, said: list[str], also: int) -> Finding:
     kind, layer, confidence, probe = _WHAT[reporter.state]
     if rank is not None:
         suspect = Suspect(rank=rank)

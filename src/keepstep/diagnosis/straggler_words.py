@@ -41,14 +41,14 @@ class Slow:
     share: float
 
 
-def slow_finding(table: TimingTable, lateness: Lateness, item: Slow, *, by_chance: float) -> Finding:
+def slow_finding(table: TimingTable, lateness: Lateness, *, item: Slow, by_chance: float) -> Finding:
     """One member that is slow for long, or for a while."""
     first, last = int(lateness.steps[item.first]), int(lateness.steps[item.last])
     whole = item.first == 0 and item.last == len(lateness.steps) - 1
     until_the_end = item.last >= len(lateness.steps) - 3
     peers = "its peers of the same role" if lateness.by_role else "the other members"
     peak = float(np.nanmax(lateness.ratio[item.row, item.first : item.last + 1]))
-    who = _name(table, lateness, item.row)
+    who = _name(table, lateness, row=item.row)
     if table.phase == "communication":
         evidence = [f"{who} spends {item.ratio:.2f} times as long in communication as {peers}: they wait for it"]
     else:
@@ -68,8 +68,8 @@ def slow_finding(table: TimingTable, lateness: Lateness, item: Slow, *, by_chanc
     return Finding(
         kind="compute_slow",
         layer=_LAYERS.get(table.phase, "undetermined"),
-        suspects=((_suspect(table, lateness, item.row),),),
-        victims=_others(table, lateness, item.row),
+        suspects=((_suspect(table, lateness, row=item.row),),),
+        victims=_others(table, lateness, row=item.row),
         confidence=certain - 0.2 * min(1.0, by_chance),
         evidence=tuple(evidence),
         next_probe=_PROBES.get(table.phase, _USUAL_PROBE),
@@ -77,10 +77,10 @@ def slow_finding(table: TimingTable, lateness: Lateness, item: Slow, *, by_chanc
     )
 
 
-def imbalance(table: TimingTable, lateness: Lateness, slow: list[Slow]) -> Finding:
+def imbalance(table: TimingTable, lateness: Lateness, *, slow: list[Slow]) -> Finding:
     """Work that is not spread evenly; nobody is suspected."""
     if slow:
-        names = ", ".join(_name(table, lateness, item.row) for item in slow[:_SHOWN])
+        names = ", ".join(_name(table, lateness, row=item.row) for item in slow[:_SHOWN])
         more = f" and {len(slow) - _SHOWN} more" if len(slow) > _SHOWN else ""
         ratio = float(np.median([item.ratio for item in slow]))
         evidence = [f"{len(slow)} members take {ratio:.2f} times as long in phase {table.phase}: {names}{more}"]
@@ -159,15 +159,15 @@ def _extra_seconds(lateness: Lateness, item: Slow) -> float:
     return max(0.0, float(np.nanmedian(seconds - seconds / np.maximum(ratio, 1e-12))))
 
 
-def _suspect(table: TimingTable, lateness: Lateness, row: int) -> Suspect:
+def _suspect(table: TimingTable, lateness: Lateness, *, row: int) -> Suspect:
     number = int(lateness.members[row])
     return Suspect(node=table.names[number]) if table.names else Suspect(rank=number)
 
 
-def _name(table: TimingTable, lateness: Lateness, row: int) -> str:
+def _name(table: TimingTable, lateness: Lateness, *, row: int) -> str:
     number = int(lateness.members[row])
     return table.names[number] if table.names else f"rank {number}"
 
 
-def _others(table: TimingTable, lateness: Lateness, row: int) -> tuple[int, ...]:
+def _others(table: TimingTable, lateness: Lateness, *, row: int) -> tuple[int, ...]:
     return () if table.names else tuple(int(member) for at, member in enumerate(lateness.members) if at != row)

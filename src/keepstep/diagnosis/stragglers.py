@@ -98,15 +98,15 @@ def _of_phase(table: TimingTable, lateness: Lateness) -> list[Finding]:
     if share < 0.01:
         return []
     if len(slow) > max(2, len(lateness.members) // 4) or _alike(lateness, slow):
-        return [imbalance(table, lateness, slow)] if _worth(slow) else []
+        return [imbalance(table, lateness, slow=slow)] if _worth(slow) else []
     if slow:
-        return [slow_finding(table, lateness, item, by_chance=_rotation(lateness)) for item in slow]
+        return [slow_finding(table, lateness, item=item, by_chance=_rotation(lateness)) for item in slow]
     stall = common_stall(table, lateness, least=_STALL)
     if stall is not None:
         return [stall]
     if _rotation(lateness) > 0.2 or lateness.noise > _UNEVEN:
-        return [imbalance(table, lateness, [])]
-    return [imbalance(table, lateness, heavy)] if (heavy := _heavy_role(lateness)) else []
+        return [imbalance(table, lateness, slow=[])]
+    return [imbalance(table, lateness, slow=heavy)] if (heavy := _heavy_role(lateness)) else []
 
 
 def _persistent(lateness: Lateness) -> list[Slow]:
@@ -215,7 +215,7 @@ def _least_waiting(table: TimingTable, lateness: Lateness) -> list[Finding]:
     if usual[row] > 1 - max(0.15, 5 * spread) or usual[row] > 0.9 * np.nanmin(others):
         return []
     item = Slow(row, float(usual[row]), 0, len(lateness.steps) - 1, 1.0)
-    return [slow_finding(table, lateness, item, by_chance=0.0)]
+    return [slow_finding(table, lateness, item=item, by_chance=0.0)]
 
 
 def _healthy(known: list[tuple[TimingTable, Lateness]]) -> Finding:

@@ -39,12 +39,12 @@ def diagnose_trace(trace: OperationTrace) -> tuple[Finding, ...]:
         return (Finding(kind="healthy", confidence=0.8, evidence=said),)
     slow = _slow_workers(trace, figures)
     if figures.slowest_share >= _MOST and slow:
-        return tuple(_worker(trace, figures, worker, ratio, said=said) for worker, ratio in slow)
-    return (_uneven(trace, figures, said),)
+        return tuple(_worker(trace, figures, worker=worker, ratio=ratio, said=said) for worker, ratio in slow)
+    return (_uneven(trace, figures, said=said),)
 
 
 def _worker(
-    trace: OperationTrace, figures: WhatIf, worker: tuple[int, int], ratio: float, *, said: tuple[str, ...]
+    trace: OperationTrace, figures: WhatIf, *, worker: tuple[int, int], ratio: float, said: tuple[str, ...]
 ) -> Finding:
     dp, stage = worker
     ranks = np.unique(trace.rank[(trace.dp == dp) & (trace.stage == stage)])
@@ -63,7 +63,7 @@ def _worker(
     )
 
 
-def _uneven(trace: OperationTrace, figures: WhatIf, said: tuple[str, ...]) -> Finding:
+def _uneven(trace: OperationTrace, figures: WhatIf, *, said: tuple[str, ...]) -> Finding:
     """The job is slowed down, and not by single workers."""
     lost = (figures.replayed_s - figures.ideal_s) * len(figures.by_worker) * _devices(trace)
     last = max(figures.by_stage)

@@ -82,7 +82,7 @@ class WaitGraph:
 
 
 def wait_graph(groups: Sequence[GroupProgress], transfers: Iterable[Transfer] = ()) -> WaitGraph:
-    """The graph for merged `groups` (see progress.merged) and the unfinished `transfers`."""
+    """The graph for merged `groups` (see group_progress.merged) and the unfinished `transfers`."""
     transfers = list(transfers)
     heard = {position.rank for group in groups for position in group.positions if position.queued is not None}
     heard.update(transfer.rank for transfer in transfers)
@@ -90,9 +90,9 @@ def wait_graph(groups: Sequence[GroupProgress], transfers: Iterable[Transfer] = 
     graph = WaitGraph(blockers, blocked_by, {}, heard=heard)
     posted = {(transfer.rank, transfer.source, transfer.destination) for transfer in transfers}
     for index, blocker in enumerate(blockers):
-        _fill(graph, index, blocker, posted)
+        _fill(graph, index, blocker=blocker, posted=posted)
     for index, blocker in enumerate(blockers):
-        _mark_stuck(graph, index, blocker)
+        _mark_stuck(graph, index, blocker=blocker)
     _find_ends(graph)
     return graph
 
@@ -146,10 +146,10 @@ def _unfinished(group: GroupProgress) -> Iterable[tuple[Position, int]]:
     return waiting
 
 
-def _fill(graph: WaitGraph, index: int, blocker: Blocker, posted: set[tuple[int, int, int]]) -> None:
+def _fill(graph: WaitGraph, index: int, *, blocker: Blocker, posted: set[tuple[int, int, int]]) -> None:
     """Sort the members of the operation into those who are there and those who are not, each for its reason."""
     if blocker.group is None:
-        _fill_transfer(graph, index, blocker, posted)
+        _fill_transfer(graph, index, blocker=blocker, posted=posted)
         return
     ranks, queued, finished, started = _table(blocker.group)
     seen = set(ranks.tolist())
@@ -178,7 +178,7 @@ def _table(group: GroupProgress) -> tuple[np.ndarray, np.ndarray, np.ndarray, np
     )
 
 
-def _fill_transfer(graph: WaitGraph, index: int, blocker: Blocker, posted: set[tuple[int, int, int]]) -> None:
+def _fill_transfer(graph: WaitGraph, index: int, *, blocker: Blocker, posted: set[tuple[int, int, int]]) -> None:
     transfer = blocker.transfer
     assert transfer is not None
     for rank in (transfer.source, transfer.destination):
@@ -192,7 +192,7 @@ def _fill_transfer(graph: WaitGraph, index: int, blocker: Blocker, posted: set[t
             blocker.missing.append(rank)
 
 
-def _mark_stuck(graph: WaitGraph, index: int, blocker: Blocker) -> None:
+def _mark_stuck(graph: WaitGraph, index: int, *, blocker: Blocker) -> None:
     """Waiters of an operation that all have queued and most have finished: what holds them is their own."""
     if not blocker.passed or blocker.missing or blocker.silent or blocker.group is None:
         return

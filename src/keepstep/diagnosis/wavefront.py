@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from keepstep.diagnosis.group_progress import merged
 from keepstep.diagnosis.hang_words import about, listed, title
 from keepstep.diagnosis.mismatch import mismatches
-from keepstep.diagnosis.progress import merged
 from keepstep.diagnosis.waiting import Blocker, WaitGraph, wait_graph
 from keepstep.records.evidence import GroupProgress, Place, Reporter, Transfer
 from keepstep.records.finding import Finding, Suspect
@@ -46,12 +46,12 @@ def diagnose_hang(
         if any(_is_of(graph.blockers[index], covered) for index in blockers):
             continue
         if len(ranks) == 1 and not blockers:
-            origins += [] if wrong and _waited_only_in(graph, ranks[0], covered) else ranks
+            origins += [] if wrong and _waited_only_in(graph, ranks[0], names=covered) else ranks
         elif not ranks:
-            findings.append(_end_at_operation(graph, blockers[0], notes))
+            findings.append(_end_at_operation(graph, blockers[0], notes=notes))
         else:
-            findings.append(_circle(graph, ranks, blockers))
-    findings += _origins(graph, origins, notes, places=list(places))
+            findings.append(_circle(graph, ranks, blockers=blockers))
+    findings += _origins(graph, origins, notes=notes, places=list(places))
     return tuple(sorted(findings, key=lambda finding: -finding.confidence))
 
 
@@ -59,7 +59,7 @@ def _is_of(blocker: Blocker, names: set[str | None]) -> bool:
     return blocker.group is not None and blocker.group.group in names
 
 
-def _waited_only_in(graph: WaitGraph, rank: int, names: set[str | None]) -> bool:
+def _waited_only_in(graph: WaitGraph, rank: int, *, names: set[str | None]) -> bool:
     """Whether everybody who waits for `rank` does so in one of the groups."""
     return rank not in graph.stuck and all(
         _is_of(blocker, names) for blocker in graph.blockers if rank in blocker.missing
@@ -67,7 +67,7 @@ def _waited_only_in(graph: WaitGraph, rank: int, names: set[str | None]) -> bool
 
 
 def _origins(
-    graph: WaitGraph, origins: list[int], notes: dict[int, Reporter], *, places: Sequence[Place]
+    graph: WaitGraph, origins: list[int], *, notes: dict[int, Reporter], places: Sequence[Place]
 ) -> list[Finding]:
     """Findings for ranks at which the graph ends."""
     ahead = _ahead_of_all(graph, origins)
@@ -80,7 +80,7 @@ def _origins(
         node_of = {}  # who else runs on a node is not known
     found = []
     for ranks in _by_node(origins, node_of):
-        found.append(_origin(graph, ranks, notes, node=node_of[ranks[0]] if len(ranks) > 1 else None))
+        found.append(_origin(graph, ranks, notes=notes, node=node_of[ranks[0]] if len(ranks) > 1 else None))
     return found
 
 
@@ -94,7 +94,7 @@ def _by_node(origins: list[int], node_of: dict[int, str]) -> list[list[int]]:
     return together + [[rank] for rank in origins if rank not in taken]
 
 
-def _origin(graph: WaitGraph, ranks: list[int], notes: dict[int, Reporter], *, node: str | None) -> Finding:
+def _origin(graph: WaitGraph, ranks: list[int], *, notes: dict[int, Reporter], node: str | None) -> Finding:
     stuck = [graph.blockers[graph.stuck[rank]] for rank in ranks if rank in graph.stuck]
     needed = [blocker for blocker in graph.blockers if set(ranks) & set(blocker.missing)]
     victims = graph.victims_of(ranks)
@@ -132,12 +132,12 @@ def _origin(graph: WaitGraph, ranks: list[int], notes: dict[int, Reporter], *, n
     )
 
 
-def _end_at_operation(graph: WaitGraph, index: int, notes: dict[int, Reporter]) -> Finding:
+def _end_at_operation(graph: WaitGraph, index: int, *, notes: dict[int, Reporter]) -> Finding:
     """Everybody who reported has reached the operation, and it does not finish."""
     blocker = graph.blockers[index]
     victims = graph.victims_of((), (index,))
     if blocker.silent:
-        return _silent(graph, blocker, victims, notes)
+        return _silent(graph, blocker, victims=victims, notes=notes)
     involved = sorted({*blocker.waiters, *blocker.elsewhere})
     suspects: tuple[Suspect, ...] = tuple(Suspect(rank=rank) for rank in involved)
     if blocker.transfer is not None:
@@ -169,7 +169,7 @@ def _end_at_operation(graph: WaitGraph, index: int, notes: dict[int, Reporter]) 
     )
 
 
-def _silent(graph: WaitGraph, blocker: Blocker, victims: tuple[int, ...], notes: dict[int, Reporter]) -> Finding:
+def _silent(graph: WaitGraph, blocker: Blocker, *, victims: tuple[int, ...], notes: dict[int, Reporter]) -> Finding:
     silent = sorted(blocker.silent)
     expected = set(blocker.group.ranks) if blocker.group is not None else {*silent, *blocker.waiters}
     evidence = [
@@ -195,7 +195,7 @@ def _silent(graph: WaitGraph, blocker: Blocker, victims: tuple[int, ...], notes:
     )
 
 
-def _circle(graph: WaitGraph, ranks: list[int], blockers: list[int]) -> Finding:
+def _circle(graph: WaitGraph, ranks: list[int], *, blockers: list[int]) -> Finding:
     """Ranks that wait for each other: they called the collectives in different orders."""
     certain = all(graph.blockers[index].missing for index in blockers)
     evidence = [about(graph.blockers[index], ranks) for index in blockers[:4]]

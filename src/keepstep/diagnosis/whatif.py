@@ -75,7 +75,7 @@ class Replay:
         end = np.zeros_like(duration)
         zero = np.zeros(duration.shape[1])
         for unit in self.model.order:
-            starts = [self._start(end, op, zero) for op in unit]
+            starts = [self._start(end, op, zero=zero) for op in unit]
             begun = np.maximum.reduce(starts)
             if unit[0] in self.model.wide:
                 begun = np.tile(begun.reshape(self.replicas, -1).max(axis=0), self.replicas)
@@ -83,7 +83,7 @@ class Replay:
                 end[self.row[op]] = begun + duration[self.row[op]]
         return np.asarray(end.max(axis=0).reshape(self.replicas, -1).max(axis=0))
 
-    def _start(self, end: npt.NDArray[np.float64], op: Op, zero: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    def _start(self, end: npt.NDArray[np.float64], op: Op, *, zero: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         rows = [self.row[before] for before in self.model.after[op]]
         return np.asarray(end[rows].max(axis=0)) if rows else zero
 

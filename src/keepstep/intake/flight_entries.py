@@ -55,7 +55,7 @@ def memberships_of(dump: dict[str, Any]) -> dict[str, Membership]:
     """Groups by name, from `pg_config`, `pg_status` and the entries."""
     config, status = _dictionary(dump.get("pg_config")), _dictionary(dump.get("pg_status"))
     names = {key: _dictionary(value) for key, value in config.items() if key}
-    name_of = _names_of_ids(dump, list(names), list(status))
+    name_of = _names_of_ids(dump, list(names), ids=list(status))
     purposes = dict(_group(entry) for entry in _dictionaries(dump.get("entries")))
     counts = {name_of[key]: _dictionary(value) for key, value in status.items() if key in name_of}
     found = {}
@@ -79,7 +79,7 @@ def entries_of(dump: dict[str, Any], memberships: dict[str, Membership]) -> list
     return [entry for entry in found if entry is not None]
 
 
-def _names_of_ids(dump: dict[str, Any], names: list[str], ids: list[str]) -> dict[str, str]:
+def _names_of_ids(dump: dict[str, Any], names: list[str], *, ids: list[str]) -> dict[str, str]:
     """Which group each `pg_id` is: from the entries; else by the order in which both count up, if that agrees."""
     known: dict[str, str] = {}
     for entry in _dictionaries(dump.get("entries")):
@@ -115,7 +115,7 @@ def _entry(entry: dict[Any, Any], memberships: dict[str, Membership]) -> Entry |
         point_to_point=point_to_point,
         ends=pair,
         own_end=None if pair is None or ends is None else pair[0] if ends[1] == "send" else pair[1],
-        finished=_is_finished(entry, state, backend),
+        finished=_is_finished(entry, state, backend=backend),
         started=state == "started" or bool(entry.get("time_discovered_started_ns")),
         queued=queued,
         timeout_s=timeout,
@@ -123,7 +123,7 @@ def _entry(entry: dict[Any, Any], memberships: dict[str, Membership]) -> Entry |
     )
 
 
-def _is_finished(entry: dict[Any, Any], state: str, backend: str) -> bool:
+def _is_finished(entry: dict[Any, Any], state: str, *, backend: str) -> bool:
     """Whether the operation is over. NCCL sets the state; Gloo only takes the entry back when it is done (`retired`).
 
     With NCCL `retired` alone may mean that the operation failed. JSON writes 0 for a time that is not known.
@@ -168,11 +168,11 @@ def _signature(entry: dict[Any, Any], op: str) -> Signature:
     sizes = _shapes(entry.get("input_sizes")) or _shapes(entry.get("output_sizes"))
     dtypes = entry.get("input_dtypes") or entry.get("output_dtypes") or ()
     dtype = _text(dtypes[0]) if isinstance(dtypes, list | tuple) and dtypes else _text(dtypes or "")
-    return _same_signature(op[:_LONGEST_NAME], dtype, sizes)
+    return _same_signature(op[:_LONGEST_NAME], dtype, sizes=sizes)
 
 
 @lru_cache(maxsize=4096)
-def _same_signature(op: str, dtype: str, sizes: tuple[tuple[int, ...], ...]) -> Signature:
+def _same_signature(op: str, dtype: str, *, sizes: tuple[tuple[int, ...], ...]) -> Signature:
     """One object for equal signatures: a job has few, and a dump names them thousands of times."""
     return Signature(op=op, dtype=dtype, sizes=sizes)
 

@@ -63,7 +63,7 @@ class FlightRecorder:
         dump, complete = _load(path)
         memberships = memberships_of(dump)
         entries = entries_of(dump, memberships)
-        rank = _rank(path, entries, memberships)
+        rank = _rank(path, entries, memberships=memberships)
         if rank is None:
             yield Unread(path=str(path), why="neither its name nor its groups say which rank wrote this dump")
             return
@@ -72,10 +72,12 @@ class FlightRecorder:
         if not entries and complete:
             state, detail = "empty", "The dump has no operations"
         yield Reporter(rank=rank, state=state, detail=detail, path=str(path))
-        yield from _progress(rank, entries, memberships, path=str(path), complete=complete)
+        yield from _progress(rank, entries, memberships=memberships, path=str(path), complete=complete)
         unfinished = sorted((entry for entry in entries if not entry.finished), key=lambda entry: entry.queued or 0.0)
-        yield from (_transfer(rank, entry, str(path)) for entry in unfinished if entry.point_to_point and entry.ends)
-        yield from (_record(rank, entry, str(path)) for entry in unfinished[:_SHOWN])
+        yield from (
+            _transfer(rank, entry, path=str(path)) for entry in unfinished if entry.point_to_point and entry.ends
+        )
+        yield from (_record(rank, entry, path=str(path)) for entry in unfinished[:_SHOWN])
 
 
 READER = FlightRecorder()
@@ -114,7 +116,7 @@ def _torn_config(content: bytes) -> dict[str, Any]:
     return found
 
 
-def _rank(path: Path, entries: list[Entry], memberships: dict[str, Membership]) -> int | None:
+def _rank(path: Path, entries: list[Entry], *, memberships: dict[str, Membership]) -> int | None:
     """The rank of a dump: the number in the name of the file, checked against (or found from) its groups."""
     possible: set[int] | None = None
     for membership in memberships.values():
@@ -132,7 +134,7 @@ def _rank(path: Path, entries: list[Entry], memberships: dict[str, Membership]) 
 
 
 def _progress(
-    rank: int, entries: list[Entry], memberships: dict[str, Membership], *, path: str, complete: bool
+    rank: int, entries: list[Entry], *, memberships: dict[str, Membership], path: str, complete: bool
 ) -> Iterator[GroupProgress]:
     """Progress in each group. Where the dump is cut off before its newest entries, how far it is stays unknown."""
     by_group: dict[str, list[Entry]] = {}
@@ -147,7 +149,7 @@ def _progress(
         if not mine and (membership.queued is None or name in mixed):
             continue
         counts = name not in mixed and membership.queued is not None
-        position = _position(rank, mine, membership, counts=counts)
+        position = _position(rank, mine, membership=membership, counts=counts)
         if not complete and not counts:
             position = Position(rank=rank, signatures=position.signatures)
         yield GroupProgress(
@@ -159,7 +161,7 @@ def _progress(
         )
 
 
-def _position(rank: int, entries: list[Entry], membership: Membership, *, counts: bool) -> Position:
+def _position(rank: int, entries: list[Entry], *, membership: Membership, counts: bool) -> Position:
     """Where the rank is in one group. `counts`: whether `pg_status` counts collectives only."""
     sequences = [entry.sequence for entry in entries]
     unfinished = [entry for entry in entries if not entry.finished]
@@ -184,7 +186,7 @@ def _position(rank: int, entries: list[Entry], membership: Membership, *, counts
     )
 
 
-def _transfer(rank: int, entry: Entry, path: str) -> Transfer:
+def _transfer(rank: int, entry: Entry, *, path: str) -> Transfer:
     assert entry.ends is not None
     return Transfer(
         rank=rank,
@@ -197,7 +199,7 @@ def _transfer(rank: int, entry: Entry, path: str) -> Transfer:
     )
 
 
-def _record(rank: int, entry: Entry, path: str) -> CollectiveRecord:
+def _record(rank: int, entry: Entry, *, path: str) -> CollectiveRecord:
     return CollectiveRecord(
         rank=rank,
         group=entry.group,

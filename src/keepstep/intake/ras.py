@@ -97,14 +97,14 @@ def _json_evidence(report: dict[str, Any], path: str, *, standing: bool) -> Iter
         yield Place(rank=rank, node=process[0], pid=process[1], device=process[2])
     seen: set[tuple[Any, ...]] = set()
     for communicator in communicators:
-        yield from _progress(communicator, world, path, standing=standing)
+        yield from _progress(communicator, world, path=path, standing=standing)
         for member in _items(communicator.get("missing_ranks")):
             process = _process(member)
             if process not in seen:
                 seen.add(process)
-                yield _missing(member, world.get(process), path)
+                yield _missing(member, world.get(process), path=path)
         for member in _items(communicator.get("ranks")):
-            yield from _error(member, world.get(_process(member)), path)
+            yield from _error(member, world.get(_process(member)), path=path)
     if not communicators:
         yield Unread(path=path, why="the RAS report names no communicator")
 
@@ -119,7 +119,7 @@ def _world(communicators: list[dict[str, Any]]) -> dict[tuple[str, int, str], in
 
 
 def _progress(
-    communicator: dict[str, Any], world: dict[tuple[str, int, str], int], path: str, *, standing: bool
+    communicator: dict[str, Any], world: dict[tuple[str, int, str], int], *, path: str, standing: bool
 ) -> Iterator[Evidence]:
     """One GroupProgress over all kinds of collectives, in global ranks; nothing if they are not known."""
     positions, unknown = [], 0
@@ -148,7 +148,7 @@ def _progress(
     )
 
 
-def _missing(member: dict[str, Any], rank: int | None, path: str) -> Reporter:
+def _missing(member: dict[str, Any], rank: int | None, *, path: str) -> Reporter:
     status = member.get("status")
     dead = isinstance(status, dict) and status.get("considered_dead") is True
     state: ReporterState = "dead" if dead else "absent"
@@ -157,7 +157,7 @@ def _missing(member: dict[str, Any], rank: int | None, path: str) -> Reporter:
     return Reporter(state=state, rank=rank, node=node or None, pid=pid, device=device or None, detail=detail, path=path)
 
 
-def _error(member: dict[str, Any], rank: int | None, path: str) -> Iterator[Reporter]:
+def _error(member: dict[str, Any], rank: int | None, *, path: str) -> Iterator[Reporter]:
     """A rank that reports an NCCL error of its own."""
     status = member.get("status")
     if not isinstance(status, dict):

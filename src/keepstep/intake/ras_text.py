@@ -82,7 +82,9 @@ def text_evidence(text: str, path: str) -> Iterator[Evidence]:
         for alone in sorted(set(lone_missing)):
             yield Reporter(state="absent", rank=alone, detail="RAS has no data of this rank", path=path)
     for number, communicator in enumerate(last.communicators):
-        yield from _progress(last, number, communicator, standing=standing, path=path, world=number in worlds)
+        yield from _progress(
+            last, number, communicator=communicator, standing=standing, path=path, world=number in worlds
+        )
     if not last.gone and not last.communicators and last.sizes:
         rows = last.sizes.values()
         yield Reporter(
@@ -126,10 +128,10 @@ def _take(report: _Report, line: str) -> None:
     elif (total := _SUMMARY.match(line)) and not report.sizes:
         report.total = int(total[3])
     elif report.communicators:
-        _take_member(report, report.communicators[-1], line)
+        _take_member(report, report.communicators[-1], line=line)
 
 
-def _take_member(report: _Report, communicator: _Communicator, line: str) -> None:
+def _take_member(report: _Report, communicator: _Communicator, *, line: str) -> None:
     """A line below the heading of a communicator."""
     number = len(report.communicators) - 1
     if kind := _KIND.search(line):
@@ -137,21 +139,21 @@ def _take_member(report: _Report, communicator: _Communicator, line: str) -> Non
     elif one := _ONE.search(line):
         communicator.named[int(one[1])] = int(one[2] or 0)
         communicator.most.append((1, int(one[2] or 0)))
-        _place(report, number, line)
+        _place(report, number, line=line)
     elif many := _MANY.search(line):
         report.pending_value = int(many[2] or 0)
         communicator.most.append((int(many[1]), report.pending_value))
     elif missing := _MISSING.search(line):
         communicator.missing += [int(item) for item in re.findall(r"\d+", missing[1])]
     elif rank := _RANK.search(line):
-        _place(report, number, line)
+        _place(report, number, line=line)
         if communicator.most:
             communicator.named[int(rank[1])] = report.pending_value
         else:
             communicator.missing.append(int(rank[1]))
 
 
-def _place(report: _Report, number: int, line: str) -> None:
+def _place(report: _Report, number: int, *, line: str) -> None:
     member = _RANK.search(line)
     if member and member[4]:
         report.places[(number, int(member[1]))] = (member[4], int(member[3]), member[2])
@@ -170,7 +172,7 @@ def _top(report: _Report) -> int:
 
 
 def _progress(
-    report: _Report, number: int, communicator: _Communicator, *, standing: bool, path: str, world: bool
+    report: _Report, number: int, *, communicator: _Communicator, standing: bool, path: str, world: bool
 ) -> Iterator[Evidence]:
     if not communicator.most:
         return

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ __all__ = ["READER", "TimingReader"]
 
 _LONGEST_BYTES = 2 << 30
 _MOST_PHASES = 64
+_LARGEST_STEP = 2**53
 _LONGEST_NAME = 60
 _PARQUET = b"PAR1"
 _DELIMITERS = (",", "\t", ";", "|", " ")
@@ -63,9 +65,9 @@ class TimingReader:
         if not columns.useful:
             raise RecordError("a table without a column for the rank and one for the time", where=str(path))
         if columns.members:
-            yield from _by_member(table, columns, str(path))
+            yield from _by_member(table, columns, path=str(path))
         else:
-            yield from _by_row(table, columns, str(path))
+            yield from _by_row(table, columns, path=str(path))
 
 
 READER = TimingReader()
@@ -96,7 +98,7 @@ def _table(path: Path) -> tuple[pa.Table, str]:
     complaint = "" if complete else "the compressed file is cut off; what was readable was read"
     if content.lstrip()[:1] in (b"{", b"["):
         return _from_json(content, path), complaint
-    return _from_csv(content, path, complaint)
+    return _from_csv(content, path, complaint=complaint)
 
 
 def _header(head: bytes) -> tuple[str, list[str]]:
@@ -110,7 +112,7 @@ def _header(head: bytes) -> tuple[str, list[str]]:
     return ",", []
 
 
-def _from_csv(content: bytes, path: Path, complaint: str) -> tuple[pa.Table, str]:
+def _from_csv(content: bytes, path: Path, *, complaint: str) -> tuple[pa.Table, str]:
     """The table; rows with another number of fields are left out and counted."""
     delimiter, names = _header(content[:65_536])
     bad: list[int] = []
@@ -224,54 +226,54 @@ def _members(table: pa.Table, name: str) -> tuple[np.ndarray, tuple[str, ...]]:
     return np.array([index.get(word, np.nan) for word in words]), tuple(unique)
 
 
-def _by_row(table: pa.Table, columns: Columns, path: str) -> Iterator[TimingTable]:
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Who and which step each row is about."""
+
+    who: np.ndarray
+    step: np.ndarray
+    path: str
+    names: tuple[str, ...] = ()
+    axes: dict[str, np.ndarray] = field(default_factory=dict)
+
+    def timings(self, phase: str, column: str, *, seconds: np.ndarray, chosen: np.ndarray | None = None) -> TimingTable:
+        """The table of one phase: `seconds` in the unit that the name of `column` says, of the `chosen` rows."""
+        unit = unit_of(column)
+        good = np.isfinite(self.who) & np.isfinite(self.step) & np.isfinite(seconds)
+        good &= (seconds >= 0) & (np.abs(self.step) < _LARGEST_STEP)
+        if chosen is not None:
+            good &= chosen
+        axes = {axis: np.where(np.isfinite(values), values, -1)[good] for axis, values in self.axes.items()}
+        return TimingTable(
+            phase=phase,
+            who=self.who[good].astype(np.int64),
+            step=self.step[good].astype(np.int64),
+            seconds=seconds[good] * (unit or 1.0),
+            names=self.names,
+            unit_known=unit is not None,
+            coordinates={axis: values.astype(np.int64) for axis, values in axes.items()},
+            path=self.path,
+        )
+
+
+def _by_row(table: pa.Table, columns: Columns, *, path: str) -> Iterator[TimingTable]:
+    """Tables of the phases, from rows of one member and step each."""
     assert columns.member is not None
     who, names = _members(table, columns.member)
     step = _numbers(table, columns.step) if columns.step else _running_number(who)
     if not np.isfinite(step).any():
         step = _running_number(who)
-    axes = {axis: _numbers(table, column) for axis, column in columns.axes.items()}
+    rows = _Rows(who, step, path, names, {axis: _numbers(table, column) for axis, column in columns.axes.items()})
     if columns.phase is not None and columns.whole is not None:
         said = np.array([str(value) for value in table.column(columns.phase).to_pylist()])
         seconds = _numbers(table, columns.whole)
         for word in list(dict.fromkeys(said.tolist()))[:_MOST_PHASES]:
-            chosen = said == word
             phase = "step" if word.lower() in ("step", "total", "iteration", "iter") else phase_of(word) or word[:60]
-            yield _timings(phase, columns.whole, (who, step, seconds), names=names, axes=axes, path=path, chosen=chosen)
+            yield rows.timings(phase, columns.whole, seconds=seconds, chosen=said == word)
         return
     wanted = ({columns.whole: "step"} if columns.whole else {}) | columns.phases
     for column, phase in wanted.items():
-        yield _timings(phase, column, (who, step, _numbers(table, column)), names=names, axes=axes, path=path)
-
-
-def _timings(
-    phase: str,
-    column: str,
-    data: tuple[np.ndarray, np.ndarray, np.ndarray],
-    *,
-    names: tuple[str, ...],
-    path: str,
-    axes: dict[str, np.ndarray] | None = None,
-    chosen: np.ndarray | None = None,
-) -> TimingTable:
-    who, step, seconds = data
-    unit = unit_of(column)
-    good = np.isfinite(who) & np.isfinite(step) & np.isfinite(seconds) & (seconds >= 0) & (np.abs(step) < 2**53)
-    if chosen is not None:
-        good &= chosen
-    return TimingTable(
-        phase=phase,
-        who=who[good].astype(np.int64),
-        step=step[good].astype(np.int64),
-        seconds=seconds[good] * (unit or 1.0),
-        names=names,
-        unit_known=unit is not None,
-        coordinates={
-            axis: np.where(np.isfinite(values[good]), values[good], -1).astype(np.int64)
-            for axis, values in (axes or {}).items()
-        },
-        path=path,
-    )
+        yield rows.timings(phase, column, seconds=_numbers(table, column))
 
 
 def _running_number(who: np.ndarray) -> np.ndarray:
@@ -284,9 +286,9 @@ def _running_number(who: np.ndarray) -> np.ndarray:
     return number
 
 
-def _by_member(table: pa.Table, columns: Columns, path: str) -> Iterator[TimingTable]:
+def _by_member(table: pa.Table, columns: Columns, *, path: str) -> Iterator[TimingTable]:
     step = _numbers(table, columns.step) if columns.step else np.arange(table.num_rows, dtype=np.float64)
     who = np.repeat(np.array(list(columns.members.values()), dtype=np.float64), table.num_rows)
     seconds = np.concatenate([_numbers(table, name) for name in columns.members])
-    column = next(iter(columns.members))
-    yield _timings("step", column, (who, np.tile(step, len(columns.members)), seconds), names=(), path=path)
+    rows = _Rows(who, np.tile(step, len(columns.members)), path)
+    yield rows.timings("step", next(iter(columns.members)), seconds=seconds)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from keepstep.diagnosis.dumps import diagnose_dumps
+from keepstep.diagnosis.dump_verdict import diagnose_dumps
 from keepstep.diagnosis.log_hang import explained_by_logs
 from keepstep.diagnosis.logs import diagnose_logs
 from keepstep.errors import KeepstepError, RecordError

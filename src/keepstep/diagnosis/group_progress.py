@@ -58,7 +58,7 @@ def progress_of(records: Iterable[CollectiveRecord]) -> tuple[tuple[GroupProgres
         if not record.point_to_point:
             by_group[(record.group, record.ranks)][record.rank].append(record)
         elif record.state != "completed" and record.source is not None and record.destination is not None:
-            transfers.append(_transfer(record, record.source, record.destination))
+            transfers.append(_transfer(record, record.source, destination=record.destination))
     groups = [
         GroupProgress(
             group=name,
@@ -71,7 +71,7 @@ def progress_of(records: Iterable[CollectiveRecord]) -> tuple[tuple[GroupProgres
     return tuple(groups), tuple(transfers)
 
 
-def _transfer(record: CollectiveRecord, source: int, destination: int) -> Transfer:
+def _transfer(record: CollectiveRecord, source: int, *, destination: int) -> Transfer:
     return Transfer(
         rank=record.rank,
         source=source,
