@@ -145,6 +145,8 @@ class FindingDesk:
     # -------------------------------------------------------------- findings
 
     def _on_change(self, standing: Standing) -> None:
+        if self._said_otherwise(standing):
+            return
         known = standing.key in self._numbers
         if not known and len(self._numbers) >= _MOST_FINDINGS:
             return
@@ -162,6 +164,11 @@ class FindingDesk:
             self._act_on_slow(finding)
         elif standing.hard:
             self._check(standing.key, finding)
+
+    def _said_otherwise(self, standing: Standing) -> bool:
+        """Whether the calls of the members have told this mismatch already, in more words."""
+        mismatch = standing.finding.kind == "collective_mismatch" and standing.key not in self._numbers
+        return mismatch and any(f.kind == "collective_mismatch" for f in self._findings.values())
 
     def _tell(self, finding: Finding, text: str) -> None:
         """What is no alarm is for the journal and the log only."""
@@ -263,8 +270,6 @@ class FindingDesk:
             key = f"calls:{finding.group}"
             known = self._findings.get(key)
             if known is not None and (known.suspects, known.evidence) == (finding.suspects, finding.evidence):
-                continue
-            if any(f.kind == finding.kind for other, f in self._findings.items() if other != key):
                 continue
             self._on_change(Standing(key, "updated" if known else "new", finding))
 
