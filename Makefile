@@ -56,6 +56,7 @@ bench: setup
 	$(BIN)/python bench/transport.py
 	$(BIN)/python bench/recovery.py --rounds $(ROUNDS)
 	$(BIN)/python bench/recording.py
+	$(BIN)/python bench/planner_scale.py
 	$(BIN)/python bench/diagnosis.py
 
 clean:

@@ -1,8 +1,9 @@
 """How long planning takes at 1,024, 4,096 and 16,384 hosts with 8 rails, and whether the plan meets its bound.
 
-Jobs of 16 to 512 hosts sit on hosts drawn at random (the worst case: nearly every ring edge leaves its leaf), 8 ranks a
-host, one all-reduce over all ranks: one flow a host and rail. Leaves have 128 hosts and 128 uplinks (1:1). Times are of
-this machine, measured; the figures of C4P at the end are modelled.
+Jobs of 16 to 512 hosts sit on hosts drawn at random (the worst case: nearly every ring edge leaves its leaf), 8 ranks
+a host, one all-reduce over all ranks: one flow a host and rail. Leaves have 128 hosts and 128 uplinks (1:1). Judged is
+the processor time of the planner, which runs in one thread: the time it takes where it has a core to itself, however
+busy this machine is. Measured; the figures of C4P at the end are modelled.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class Times:
     """Seconds of one round; `excess` is max load / bound after every change."""
 
     plan: float
+    plan_wall: float
     arrive: list[float]
     fail: list[float]
     restore: list[float]
@@ -43,9 +45,9 @@ class Times:
 
 
 def timed(work: Callable[[], Change]) -> tuple[float, Change]:
-    begin = time.perf_counter()
+    begin = time.process_time()
     change = work()
-    return time.perf_counter() - begin, change
+    return time.process_time() - begin, change
 
 
 def jobs_on(names: list[str], rng: random.Random) -> list[list[str]]:
@@ -74,10 +76,12 @@ def one_round(hosts: int, seed: int) -> Times:
     rng.shuffle(names)
     spare, busy = names[:SPARE], names[SPARE:]
     wanted = {f"job{n}": flows_on(planner, f"job{n}", members) for n, members in enumerate(jobs_on(busy, rng))}
-    begin = time.perf_counter()
+    begin, wall = time.process_time(), time.perf_counter()
     for job, flows in wanted.items():
         last = planner.arrive(job, flows)
-    times = Times(time.perf_counter() - begin, [], [], [], [], [], [last.max_load / last.bound])
+    times = Times(
+        time.process_time() - begin, time.perf_counter() - wall, [], [], [], [], [], [last.max_load / last.bound]
+    )
     newcomer = flows_on(planner, "newcomer", spare)
     for number in range(5):
         seconds, change = timed(lambda: planner.arrive("newcomer", newcomer))
@@ -101,6 +105,7 @@ def results_of(hosts: int, rounds: list[Times]) -> list[Result]:
     title = f"{hosts} hosts x 8 rails"
     return [
         judge(f"{title}: full plan", [one.plan for one in rounds], unit="s", at_most=PLAN_S),
+        judge(f"{title}: full plan, wall clock at this load", [one.plan_wall for one in rounds], unit="s"),
         judge(f"{title}: one job of 64 hosts arrives", every("arrive"), unit="s", at_most=CHANGE_S),
         judge(f"{title}: one link fails", every("fail"), unit="s", at_most=CHANGE_S),
         judge(f"{title}: the link is back", every("restore"), unit="s"),

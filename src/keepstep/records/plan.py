@@ -29,11 +29,11 @@ ChangeKind = Literal["topology", "arrive", "leave", "fail", "restore", "refused"
 
 
 class Route(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The way of one flow: the switches from leaf to leaf. `lane` tells parallel cables apart, equal on every hop."""
+    """The way of one flow: the switches from leaf to leaf. `cable` tells parallel ones apart, equal on every hop."""
 
     flow: str
     path: tuple[str, ...]
-    lane: int = 0
+    cable: int = 0
 
 
 class Advice(msgspec.Struct, frozen=True, omit_defaults=True):

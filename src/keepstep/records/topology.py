@@ -25,7 +25,7 @@ class Switch(msgspec.Struct, frozen=True, omit_defaults=True):
 class Port(msgspec.Struct, frozen=True, omit_defaults=True):
     """One port of a NIC of a host, plugged into `leaf` ("" where the source does not tell); `gbps` each way.
 
-    `rail` counts the NICs of a host from 0, `side` the ports of one NIC (0 left, 1 right): each side is a plane.
+    `rail` counts the NICs of a host from 0, `side` the ports of one NIC (0 left, 1 right).
     """
 
     host: str

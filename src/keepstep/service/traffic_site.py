@@ -293,7 +293,7 @@ def _replay(directory: Path, events: Sequence[object]) -> tuple[Planner, dict[st
                 jobs.pop(event.job, None)
             else:
                 down = event.links
-            ways.update((route.flow, (route.path, route.lane)) for route in waiting.pop(event.version, ()))
+            ways.update((route.flow, (route.path, route.cable)) for route in waiting.pop(event.version, ()))
             version = event.version
     if planner is None:
         raise RecordError("the journal names no topology", where=str(directory))

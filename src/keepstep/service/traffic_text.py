@@ -88,12 +88,12 @@ def plan_text(planner: Planner, plan: Plan, *, routes: bool = False) -> str:
         lines.append(f"  down: {', '.join(sorted(planner.network.down))}")
     lines += _advice_lines(plan.advice)
     if routes:
-        lines += ["", *(f"{route.flow}  {' > '.join(route.path)}{_lane(route.lane)}" for route in plan.routes)]
+        lines += ["", *(f"{route.flow}  {' > '.join(route.path)}{_cable(route.cable)}" for route in plan.routes)]
     return "\n".join(lines)
 
 
-def _lane(lane: int) -> str:
-    return f" (cable {lane})" if lane else ""
+def _cable(cable: int) -> str:
+    return f" (cable {cable})" if cable else ""
 
 
 def _advice_lines(advice: Iterable[Advice]) -> list[str]:

@@ -83,7 +83,7 @@ def _spines(topology: Topology) -> Iterator[str]:
 
 
 def _apart(topology: Topology) -> Iterator[str]:
-    """Rails and planes may be networks of their own; one rail of one plane may not fall apart."""
+    """Rails and sides may be networks of their own; one rail of one side may not fall apart."""
     if not any(switch.tier > 1 for switch in topology.switches):
         return
     part_of = {leaf: number for number, part in enumerate(Network(topology).parts) for leaf in part}

@@ -72,13 +72,13 @@ def _places(tiers: dict[int, list[str]], width: int, *, row: int) -> dict[str, t
 
 
 def _loads(routes: Iterable[Route]) -> dict[str, int]:
-    """Flows on the fullest lane of each directed link."""
-    lanes: Counter[tuple[str, int]] = Counter()
+    """Flows on the fullest cable of each directed link."""
+    each: Counter[tuple[str, int]] = Counter()
     for route in routes:
         for start, end in zip(route.path, route.path[1:], strict=False):
-            lanes[link_name(start, end), route.lane] += 1
+            each[link_name(start, end), route.cable] += 1
     fullest: dict[str, int] = {}
-    for (link, _), flows in lanes.items():
+    for (link, _), flows in each.items():
         fullest[link] = max(fullest.get(link, 0), flows)
     return fullest
 

@@ -21,6 +21,7 @@ class PortChooser:
 
     def __init__(self, network: Network) -> None:
         self._hosts = network.of_host
+        self._chosen: dict[tuple[str, int, int, int | None], list[Port]] = {}
         self._part = {leaf: number for number, part in enumerate(network.parts) for leaf in part}
 
     def seat_problem(self, demand: Demand) -> str:
@@ -53,10 +54,14 @@ class PortChooser:
         raise TrafficError(f"no way from host {source.host!r} to host {destination.host!r}")
 
     def _ports(self, seat: Seat, rail: int | None = None) -> list[Port]:
-        ports = self._hosts[seat.host]
-        rails = sorted({port.rail for port in ports})
-        chosen = rails[seat.local * len(rails) // seat.slots] if rail not in rails else rail
-        return [port for port in ports if port.rail == chosen]
+        key = (seat.host, seat.local, seat.slots, rail)
+        found = self._chosen.get(key)
+        if found is None:
+            ports = self._hosts[seat.host]
+            rails = sorted({port.rail for port in ports})
+            chosen = rails[seat.local * len(rails) // seat.slots] if rail not in rails else rail
+            found = self._chosen[key] = [port for port in ports if port.rail == chosen]
+        return found
 
     def _joined(self, a: Port, b: Port) -> bool:
         return bool(a.leaf) and self._part.get(a.leaf) == self._part.get(b.leaf)

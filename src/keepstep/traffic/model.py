@@ -1,7 +1,7 @@
 """Flow-level model: the rates that flows get on given ways, and the time of the collectives they belong to.
 
 Every flow is elastic: it takes all it can, and links are shared max-min fairly, which is what congestion control of
-large flows comes to. Links are the cables (each lane its own) and both directions of every NIC port. Start-up,
+large flows comes to. Links are the cables (parallel ones apart) and both directions of every NIC port. Start-up,
 retransmission and compute are not in it; `efficiency` is the part of a link's nominal rate that payload reaches.
 """
 
@@ -87,7 +87,7 @@ def flow_rates(
             cable = network.cable(start, end)
             if cable is None or not network.alive(start, end):
                 raise TrafficError(f"the route of flow {flow.name!r} uses {start}>{end}, which is down")
-            mine.append(index((start, end, str(route.lane % cable.count)), cable.gbps))
+            mine.append(index((start, end, str(route.cable % cable.count)), cable.gbps))
         links.append(mine)
     rates = max_min(links, capacity)
     return {flow.name: float(rate) for flow, rate in zip(flows, rates, strict=True)}

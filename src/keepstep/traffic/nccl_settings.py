@@ -60,7 +60,7 @@ def nccl_settings(
         "NCCL_IB_HCA": ("=" + kinds.pop(), "exactly these devices and ports, in order of rails"),
         "NCCL_CROSS_NIC": _cross_nic(network, hosts),
     }
-    ways = len({(route.path[1], route.lane) for route in routes if len(route.path) > 1})
+    ways = len({(route.path[1], route.cable) for route in routes if len(route.path) > 1})
     queue_pairs = max(1, min(_MOST_QPS, ways))
     chosen["NCCL_IB_QPS_PER_CONNECTION"] = (
         str(queue_pairs),

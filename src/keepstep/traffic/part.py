@@ -16,7 +16,7 @@ from keepstep.traffic.uplinks import Uplinks
 __all__ = ["Part", "Way"]
 
 Way = tuple[tuple[str, ...], int]
-"""(switches from leaf to leaf, lane)."""
+"""(switches from leaf to leaf, which of the parallel cables)."""
 
 
 class Part:
@@ -30,7 +30,7 @@ class Part:
         tall = any(network.uppers[spine] for spine in self._spines)
         kinds = {(cable.gbps, cable.count) for cable in cables}
         self.exact = len(kinds) == 1 and not tall and not by_bytes
-        self._lanes = cables[0].count if self.exact else 1
+        self._cables_each = cables[0].count if self.exact else 1
         self._number = {spine: number for number, spine in enumerate(self._spines)}
         self._engine: Uplinks | Balance = self._uplinks() if self.exact else self._balance(cables)
         self._closed: frozenset[tuple[int, int]] = frozenset()
@@ -74,10 +74,10 @@ class Part:
 
     def keep(self, slot: int, way: Way, *, weight: float) -> None:
         """Take a slot over with the way it has in a plan in force."""
-        (source, spine, *_), lane = way
+        (source, spine, *_), cable = way
         if isinstance(self._engine, Uplinks):
             ends = {"source": self._leaves[source], "destination": self._leaves[way[0][-1]]}
-            self._engine.keep(slot, **ends, spine=self._number[spine] * self._lanes + lane)
+            self._engine.keep(slot, **ends, spine=self._number[spine] * self._cables_each + cable)
         else:
             self._engine.keep(slot, way[0], weight=weight)
 
@@ -89,11 +89,11 @@ class Part:
         """The way of a slot. Raises KeyError where it has none."""
         if isinstance(self._engine, Balance):
             path = self._engine.path_of[slot]
-            cable = self._network.cable(path[0], path[1])
-            return path, slot % (cable.count if cable else 1)
+            bundle = self._network.cable(path[0], path[1])
+            return path, slot % (bundle.count if bundle else 1)
         left, right = self._engine.ends_of(slot)
-        spine, lane = divmod(self._engine.spine_of[slot], self._lanes)
-        return (self._names[left], self._spines[spine], self._names[right]), lane
+        spine, cable = divmod(self._engine.spine_of[slot], self._cables_each)
+        return (self._names[left], self._spines[spine], self._names[right]), cable
 
     def follow_network(self) -> list[int]:
         """Move slots off links that went down since, and use those that came back; the slots that have no way now."""
@@ -114,7 +114,7 @@ class Part:
 
     def _uplinks(self) -> Uplinks:
         self._names = list(self._leaves)
-        return Uplinks(len(self._leaves), len(self._spines) * self._lanes)
+        return Uplinks(len(self._leaves), len(self._spines) * self._cables_each)
 
     def _balance(self, cables: Sequence[Cable]) -> Balance:
         return Balance(self._network, reference_gbps=max((cable.gbps for cable in cables), default=1.0))
@@ -122,12 +122,12 @@ class Part:
     def _missing(self) -> frozenset[tuple[int, int]]:
         """(end, spine) of the engine for every cable that is not there."""
         return frozenset(
-            (end, column * self._lanes + lane)
+            (end, column * self._cables_each + cable)
             for leaf, number in self._leaves.items()
             for spine, column in self._number.items()
             if spine not in self._network.uppers[leaf]
             for end in (number, len(self._leaves) + number)
-            for lane in range(self._lanes)
+            for cable in range(self._cables_each)
         )
 
     def _dead_links(self) -> Iterable[tuple[int, int]]:
@@ -138,4 +138,4 @@ class Part:
             if rising or (end in self._leaves and start in self._number):
                 number = self._leaves[start] if rising else len(self._leaves) + self._leaves[end]
                 column = self._number[end if rising else start]
-                yield from ((number, column * self._lanes + lane) for lane in range(self._lanes))
+                yield from ((number, column * self._cables_each + cable) for cable in range(self._cables_each))

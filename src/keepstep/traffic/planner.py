@@ -257,8 +257,8 @@ class Planner:
         for number in numbers:
             if number not in self._stranded:
                 slot = self._slots[number]
-                path, lane = self._parts[slot.part].way(number)
-                found += [Route(flow.name, path, lane) for flow in slot.flows]
+                path, cable = self._parts[slot.part].way(number)
+                found += [Route(flow.name, path, cable) for flow in slot.flows]
         return tuple(found)
 
     def _worst(self) -> tuple[float, float]:

@@ -36,7 +36,7 @@ def cable_loads(planner: Planner) -> Counter:
     hops = Counter()
     for route in planner.routes():
         for a, b in zip(route.path, route.path[1:], strict=False):
-            hops[a, b, route.lane] += 1
+            hops[a, b, route.cable] += 1
     return hops
 
 
@@ -127,11 +127,11 @@ def test_a_plan_is_taken_over_from_its_routes():
     demands = [ring(f"j{job}", [job, 4 + job, 8 + job, 12 + job]) for job in range(4)]
     for demand in demands:
         arrive(planner, demand)
-    ways = {route.flow: (route.path, route.lane) for route in planner.routes()}
+    ways = {route.flow: (route.path, route.cable) for route in planner.routes()}
     again = site()
     for demand in demands:
         again.restore(demand.job, flows_of(demand, again.network), routes=ways)
-    assert {route.flow: (route.path, route.lane) for route in again.routes()} == ways
+    assert {route.flow: (route.path, route.cable) for route in again.routes()} == ways
     assert again.plan().max_load == 1
 
 
