@@ -140,9 +140,10 @@ def _together(run_findings: list[Finding], gathered: _Gathered) -> list[Finding]
     dumps = diagnose_dumps(gathered.others)  # type: ignore[arg-type]
     logs = diagnose_logs(gathered.events, gathered.stacks)
     explained = explained_by_logs(dumps, gathered.events, gathered.stacks)
-    everything = _without_doubles([*run_findings, *explained, *logs])
-    strong = [finding for finding in everything if _decides(finding)]
-    kept = strong or _one_answer(everything)
+    sources = (run_findings, explained, logs)
+    deciding = [source for source in sources if any(_decides(finding) for finding in source)]
+    found = _without_doubles(finding for source in deciding or sources for finding in source)
+    kept = [finding for finding in found if finding.kind != "healthy"] if deciding else _one_answer(found)
     return sorted(kept, key=lambda finding: -finding.confidence)
 
 
