@@ -57,7 +57,7 @@ def charts_of(report: FleetReport) -> dict[str, list[Chart]]:
             with mpl.rc_context(_STYLE):
                 figure = Figure(figsize=(8.6, 3.9), layout="constrained")
                 draw(figure.add_subplot(), *sheets)
-            found.setdefault(section, []).append(Chart(section, _svg(figure), caption))
+                found.setdefault(section, []).append(Chart(section, _svg(figure), caption))
     return found
 
 

@@ -39,12 +39,12 @@ UNION ALL SELECT e.cluster || '/' || trim(n.node) AS node, e.time FROM failure_e
     unnest(string_split(e.nodes, ',')) AS n(node) WHERE e.nodes <> '' AND e.time IS NOT NULL
 """
 _GOOD_JOBS = """
-SELECT count(DISTINCT a.attempt_id) FILTER (h.node IS NOT NULL) / greatest(count(DISTINCT a.attempt_id), 1)
-FROM attempts a JOIN attempt_nodes n USING (attempt_id) LEFT JOIN health_results h
-  ON h.cluster = a.cluster AND h.node = n.node AND h.time BETWEEN a.start AND a."end"
- AND h.status = 2 AND h."check" = {check}
-WHERE a.state = 'COMPLETED'
+WITH failed AS (SELECT DISTINCT "check", cluster, node, time FROM health_results WHERE status = 2 AND time IS NOT NULL)
+SELECT f."check", count(DISTINCT a.attempt_id) AS hit FROM failed f JOIN attempt_nodes n USING (node)
+JOIN attempts a ON a.attempt_id = n.attempt_id AND a.cluster = f.cluster AND f.time BETWEEN a.start AND a."end"
+WHERE a.state = 'COMPLETED' GROUP BY f."check"
 """
+_COMPLETED = "SELECT count(*) AS jobs FROM attempts WHERE state = 'COMPLETED'"
 
 
 def checks_section(data: FleetData, known: NodeFaults) -> Section:
@@ -53,12 +53,12 @@ def checks_section(data: FleetData, known: NodeFaults) -> Section:
     if not data.store.rows("health_results"):
         return Section("checks", title, ("no result of a health check is recorded",))
     confirmed = node_events(known, data.rows(_CONFIRMED))
-    effects, fired = [], []
+    effects, fired, hit = [], [], _jobs_hit(data)
     for row in data.rows(_CHECKS.format(most=_MOST_CHECKS)).to_pylist():
         text = "'" + row["check"].replace("'", "''") + "'"
         treated = np.unique(node_events(known, data.rows(_NODES.format(check=text)))[0])
         effects.append(_effect(known, row["check"], since=row["since"], treated=treated, events=confirmed))
-        fired.append(_alarms(data, known, check=(row["check"], text), confirmed=confirmed))
+        fired.append(_alarms(data, known, check=(row["check"], text), confirmed=confirmed, hit=hit))
     words = (
         "introduced: its first result; with: nodes that have results of it; without: all others; equal time before and "
         "after; events: faults, times down, failures pinned to a node",
@@ -94,7 +94,7 @@ def checks_section(data: FleetData, known: NodeFaults) -> Section:
 
 def _effect(known: NodeFaults, check: str, *, since: int, treated: Any, events: tuple[Any, Any]) -> Any:
     day = (since - known.origin) / DAY_US
-    span = min(day, known.last - day)
+    span = max(0.0, min(day, known.last - day))
     with_it = np.zeros(known.nodes, bool)
     with_it[treated] = True
     before, after = (
@@ -113,11 +113,16 @@ def _counts(events: tuple[Any, Any], group: Any, *, low: float, high: float) -> 
     return PeriodCounts(int(counts.sum()), float(group.sum() * (high - low)), max(vmr, 1.0) if vmr == vmr else 1.0)
 
 
-def _alarms(data: FleetData, known: NodeFaults, *, check: tuple[str, str], confirmed: tuple[Any, Any]) -> Any:
+def _jobs_hit(data: FleetData) -> dict[str, float]:
+    """Of each check the share of completed jobs that saw it fail on one of their nodes."""
+    jobs = data.rows(_COMPLETED)["jobs"].to_pylist()[0] or 1
+    return {row["check"]: row["hit"] / jobs for row in data.rows(_GOOD_JOBS).to_pylist()}
+
+
+def _alarms(
+    data: FleetData, known: NodeFaults, *, check: tuple[str, str], confirmed: tuple[Any, Any], hit: dict[str, float]
+) -> Any:
     rows = data.rows(_FIRED.format(check=check[1]))
     node, day = node_events(known, rows)
-    (share,) = data.rows(_GOOD_JOBS.format(check=check[1])).columns[0].to_pylist()
-    hours = rows["out_hours"].to_numpy()
-    return alarms(
-        check[0], (node, day), confirmed_at=confirmed, out_hours=hours, good_jobs_hit=float(share or 0.0), window=1.0
-    )
+    hours, share = rows["out_hours"].to_numpy(), hit.get(check[0], 0.0)
+    return alarms(check[0], (node, day), confirmed_at=confirmed, out_hours=hours, good_jobs_hit=share, window=1.0)
