@@ -14,11 +14,9 @@ from typing import BinaryIO
 
 import msgspec
 
-from keepstep.diagnosis.arrival import Arrival, ArrivalFacts, judge_arrivals
 from keepstep.diagnosis.baseline import Baseline
 from keepstep.diagnosis.live import LiveFinding, Watch, WatchPlan, baseline_of, begin_watch, observe, retire
 from keepstep.diagnosis.plain import PlainChange, PlainWatch
-from keepstep.records.events import Finding
 from keepstep.service.analysis_wire import (
     LENGTH,
     MAX_FRAME_BYTES,
@@ -29,6 +27,7 @@ from keepstep.service.analysis_wire import (
     decode_frame,
     framed,
 )
+from keepstep.service.arrivals import judged
 
 __all__ = ["Analysis", "main"]
 
@@ -68,17 +67,10 @@ class Analysis:
 
     def _arrivals(self, look: Look) -> list[Standing]:
         """Start-up findings; one that does not come again has ended."""
-        facts = ArrivalFacts(
-            world=self._world, ranks=msgspec.convert(msgspec.to_builtins(look.arrivals), tuple[Arrival, ...])
-        )
-        found = {_start_key(finding): finding for finding in judge_arrivals(facts, look.now)}
+        found = judged(look.arrivals, self._world, now=look.now)
         new = [Standing(key, "new", finding) for key, finding in found.items() if key not in self._open]
         self._open |= set(found)
         return new
-
-
-def _start_key(finding: Finding) -> str:
-    return f"start:{finding.kind}:{msgspec.json.encode(finding.suspects).decode()}"
 
 
 def _live(standing: Standing) -> LiveFinding:

@@ -16,13 +16,11 @@ from keepstep.control.job_state import Directed
 from keepstep.control.roster import Status, by_rank, live
 from keepstep.diagnosis.called import disagreements
 from keepstep.diagnosis.replicas import ReplicaCheck
-from keepstep.records.events import Finding, Suspect
+from keepstep.records.events import Finding
 from keepstep.records.finding_words import one_line, ranks_of
 from keepstep.records.messages import (
     Fact,
-    Hello,
     MemberExited,
-    MemberStarted,
     MemberStopped,
     ScriptFailed,
     StateDigest,
@@ -41,12 +39,14 @@ from keepstep.records.watch_messages import (
     TellCalls,
     Watched,
 )
-from keepstep.service.analysis_wire import ArrivalNote, Begin, Standing
+from keepstep.service.analysis_wire import Begin, Standing
 from keepstep.service.analyst import Analyst
+from keepstep.service.arrivals import Arrivals
 from keepstep.service.bundles import BUNDLES_FOLDER, Bundles, Retention
 from keepstep.service.clock import Clock
 from keepstep.service.controller import JobShell
 from keepstep.service.keeper import Keeper
+from keepstep.service.loss_findings import ended_by_signal, stands_still
 from keepstep.service.output import Console
 from keepstep.service.probe_desk import ProbeDesk
 from keepstep.service.settings import Settings
@@ -75,7 +75,7 @@ class FindingDesk:
             clock=clock,
             log=directory / "logs" / "analysis.log",
         )
-        self.analyst.arrivals = self._arriving
+        self.analyst.arrivals = lambda: self._starts.notes(shell.state.phase)
         self.analyst.retired = self._retired
         self.probes = ProbeDesk(
             shell, numbered=self.numbered, add=lambda f: self.add(f, key=f"probe:{len(self._numbers)}:{f.refers}")
@@ -92,7 +92,7 @@ class FindingDesk:
         self._checked: dict[str, float] = {}
         self._replicas = ReplicaCheck()
         self._called: deque[Called] = deque(maxlen=_MOST_CALLED)
-        self._starts: dict[str, ArrivalNote] = {}
+        self._starts = Arrivals(spec.world)
         self._say: Callable[[str], None] = lambda text: console.say(f"keepstep: {text}", error=True)
 
     def take(self, node: str, member: str, fact: Fact) -> bool:
@@ -116,10 +116,15 @@ class FindingDesk:
                 self._ask_calls()
                 return False
             case MemberStopped() | MemberHung():
-                self._note_still(node, fact)
+                self._note_loss(fact.rank, f"still:{fact.member}", stands_still(node, fact))
+                return not self._acts
+            case MemberExited() if fact.signal and fact.protected and self._is_lost(fact.member):
+                self._note_loss(fact.rank, f"crash:{fact.member}", ended_by_signal(node, fact))
+                self._starts.note(node, member, fact, now=self._clock.wall())
                 return False
             case _:
-                self._note_start(node, member, fact)
+                for standing in self._starts.note(node, member, fact, now=self._clock.wall()):
+                    self._on_change(standing)
                 return False
         return True
 
@@ -228,22 +233,17 @@ class FindingDesk:
             why = "; ".join(finding.evidence[:2])
             self._shell.feed(MemberSlow(member.name, member.rank, why), node=member.node, member=member.name)
 
-    def _note_still(self, node: str, fact: MemberStopped | MemberHung) -> None:
-        """A process stands still by hard evidence: a finding, unless the analysis has it already."""
-        if fact.rank < 0 or any(ranks_of(f) == (fact.rank,) for f in self._findings.values()):
-            return
-        stopped = isinstance(fact, MemberStopped)
-        finding = Finding(
-            kind="noncommunication_hang",
-            layer="host_cpu" if stopped else "undetermined",
-            rank=fact.rank,
-            node=node,
-            member=fact.member,
-            suspects=((Suspect(rank=fact.rank),),),
-            evidence=("its process is in state T: stopped by a signal" if stopped else "its stack does not move",),
-            next_probe="who stopped the process: a debugger, the host's memory guard, a person?" if stopped else "",
-        )
-        self._on_change(Standing(f"still:{fact.member}", "new", finding))
+    def _note_loss(self, rank: int, key: str, finding: Finding) -> None:
+        """A rank is lost by hard evidence: a finding, unless the analysis has it already."""
+        if rank >= 0 and not any(ranks_of(known) == (rank,) for known in self._findings.values()):
+            self._on_change(Standing(key, "new", finding))
+
+    def _is_lost(self, name: str) -> bool:
+        """Whether the end of a process is nobody's order."""
+        state = self._shell.state
+        member = state.members.get(name)
+        wanted = state.phase in ("ending", "restarting", "done")
+        return not wanted and member is not None and member.status not in (Status.FENCED, Status.GONE)
 
     def _denied(self, fact: HangDenied) -> None:
         """Nobody is replaced; what the check saw becomes part of the finding."""
@@ -273,34 +273,9 @@ class FindingDesk:
                 continue
             self._on_change(Standing(key, "updated" if known else "new", finding))
 
-    # -------------------------------------------------------------- the start
-
-    def _note_start(self, node: str, member: str, fact: Fact) -> None:
-        match fact:
-            case MemberStarted() if fact.rank >= 0:
-                self._starts[fact.member] = ArrivalNote(fact.rank, node, self._clock.wall())
-            case Hello() if member in self._starts:
-                self._starts[member] = msgspec.structs.replace(
-                    self._starts[member],
-                    arrived=self._clock.wall(),
-                    world=fact.world,
-                    keepstep_version=fact.keepstep_version,
-                    torch_version=fact.torch_version,
-                )
-            case MemberExited() if fact.member in self._starts:
-                code = 128 + fact.signal if fact.signal else fact.code
-                self._starts[fact.member] = msgspec.structs.replace(self._starts[fact.member], exited=code)
-
     def _retired(self) -> tuple[int, ...]:
         """Ranks that nobody can hear: all in a membership change, and those that have made their last step."""
         state = self._shell.state
         steady = state.phase == "running" and state.change is None
         working = {m.rank for m in live(state.members) if steady and m.status is not Status.FINISHED}
         return tuple(rank for rank in range(state.spec.world) if rank not in working)
-
-    def _arriving(self) -> tuple[ArrivalNote, ...]:
-        """The starts of this attempt while not all ranks have arrived; nothing once they have."""
-        if self._shell.state.phase not in ("starting", "ending"):
-            self._starts.clear()
-        joins = any(note.arrived is not None for note in self._starts.values())  # a script without keepstep never does
-        return tuple(self._starts.values()) if joins else ()

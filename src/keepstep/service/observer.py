@@ -6,10 +6,12 @@ It never touches a training process; what it reads belongs to the agent. numpy i
 from __future__ import annotations
 
 import logging
+import os
 import platform
 import threading
 from collections.abc import Callable, Iterable
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -35,6 +37,7 @@ _LOOKS_A_REPORT = 2
 _SIGN_OF_LIFE_S = 1.0
 _IDLE_US = 1_000_000
 _STACK_EVERY_S = 1.0
+_ACCELERATORS = Path("/proc/driver/nvidia/gpus")
 _log = logging.getLogger(__name__)
 
 
@@ -170,8 +173,14 @@ def _described(profile: MemberProfile) -> MemberProfile:
             ("python", platform.python_version()),
             ("torch", _installed("torch")),
         ),
-        hardware=platform.machine(),
+        hardware=_hardware(),
     )
+
+
+def _hardware() -> str:
+    """What the node is made of, as far as it shows without a driver's library."""
+    devices = len(list(_ACCELERATORS.glob("*"))) if _ACCELERATORS.is_dir() else 0
+    return f"{platform.machine()}, {os.cpu_count()} processors" + (f", {devices} gpu" if devices else "")
 
 
 def _installed(package: str) -> str:

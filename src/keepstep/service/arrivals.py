@@ -1,0 +1,61 @@
+"""How the ranks of an attempt started: noted from facts; judged at once where members disagree."""
+
+from __future__ import annotations
+
+import msgspec
+
+from keepstep.diagnosis.arrival import Arrival, ArrivalFacts, judge_arrivals
+from keepstep.records.events import Finding
+from keepstep.records.messages import Fact, Hello, MemberExited, MemberStarted
+from keepstep.service.analysis_wire import ArrivalNote, Standing
+
+__all__ = ["Arrivals", "judged"]
+
+
+def judged(notes: tuple[ArrivalNote, ...], world: int, *, now: float) -> dict[str, Finding]:
+    """What is wrong with these starts at wall-clock time `now`, by a key that stays the same."""
+    facts = ArrivalFacts(world=world, ranks=msgspec.convert(msgspec.to_builtins(notes), tuple[Arrival, ...]))
+    return {_key(finding): finding for finding in judge_arrivals(facts, now)}
+
+
+def _key(finding: Finding) -> str:
+    return f"start:{finding.kind}:{msgspec.json.encode(finding.suspects).decode()}"
+
+
+class Arrivals:
+    """The starts of the present attempt of a job of `world` ranks."""
+
+    def __init__(self, world: int) -> None:
+        """Nobody was started yet."""
+        self._world = world
+        self._notes: dict[str, ArrivalNote] = {}
+
+    def note(self, node: str, member: str, fact: Fact, *, now: float) -> list[Standing]:
+        """Take a fact; what it shows that cannot wait: the job ends at once where members disagree."""
+        match fact:
+            case MemberStarted() if fact.rank >= 0:
+                self._notes[fact.member] = ArrivalNote(fact.rank, node, now)
+            case Hello() if member in self._notes:
+                self._notes[member] = msgspec.structs.replace(
+                    self._notes[member],
+                    arrived=now,
+                    world=fact.world,
+                    keepstep_version=fact.keepstep_version,
+                    torch_version=fact.torch_version,
+                )
+                found = judged(tuple(self._notes.values()), self._world, now=now)
+                return [Standing(k, "new", f) for k, f in found.items() if f.kind == "startup_disagrees"]
+            case MemberExited() if fact.member in self._notes:
+                code = 128 + fact.signal if fact.signal else fact.code
+                self._notes[fact.member] = msgspec.structs.replace(self._notes[fact.member], exited=code)
+        return []
+
+    def notes(self, phase: str) -> tuple[ArrivalNote, ...]:
+        """The starts while the job is in a `phase` in which not all ranks have arrived; nothing once they have.
+
+        A script without keepstep's lines never arrives: where nobody has, there is nothing to judge.
+        """
+        if phase not in ("starting", "ending"):
+            self._notes.clear()
+        joins = any(note.arrived is not None for note in self._notes.values())
+        return tuple(self._notes.values()) if joins else ()
