@@ -321,3 +321,58 @@ def test_all_in_one_collective_cannot_be_told_apart(tmp_path):
     findings = found_in("INFO: world_size=4\n" + "".join(timeout(r, 77) for r in range(4)), tmp_path)
     assert [finding.kind for finding in findings] == ["communication_hang"]
     assert named(findings) == [[{"rank": rank} for rank in range(4)]]
+
+
+TABLES = {
+    "markdown": (
+        "| rank | forward_ms | data_ms |\n|---|---|---|\n| 0 | 120.0 | 4.1 |\n| 1 | 119.8 | 4.0 "
+        "|\n| 2 | 120.3 | 90.2 |\n| 3 | 120.1 | 4.2 |\n",
+        "dataloader",
+        {2},
+    ),
+    "spaces": ("rank  compute_ms\n0     101.0\n1     100.4\n2     190.7\n3     100.9\n", "application", {2}),
+    "clocks": ("rank, sm_clock_mhz\n0, 1980\n1, 1980\n2, 345\n3, 1980\n", "hardware_gpu", {2}),
+    "clocks in a line": ("sm_clock_mhz: rank0 1980 rank1 1965 rank2 1980 rank3 705\n", "hardware_gpu", {3}),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_with_one_row_a_rank(name, tmp_path):
+    text, layer, who = TABLES[name]
+    findings = found_in(text, tmp_path)
+    assert [(finding.kind, finding.layer) for finding in findings] == [("compute_slow", layer)]
+    assert ranks(findings) == who
+
+
+@pytest.mark.parametrize(
+    "text", ["tokens per step: rank0 8192 rank1 30100 rank2 9002 rank3 12000\n", "rank,num_samples\n0,10\n1,40\n2,11\n"]
+)
+def test_uneven_work_blames_nobody(text, tmp_path):
+    assert [(finding.kind, finding.layer, finding.suspects) for finding in found_in(text, tmp_path)] == [
+        ("imbalance", "application", ())
+    ]
+
+
+def test_a_save_that_did_not_end(tmp_path):
+    text = "INFO Saving latest checkpoint model trained for 3 epochs\n" + timeout(7, 1512677, numel=306176)
+    assert [(finding.kind, finding.layer) for finding in found_in(text, tmp_path)] == [
+        ("noncommunication_hang", "storage")
+    ]
+
+
+@pytest.mark.parametrize("peer", ["127.0.1.1", "172.17.0.1", "169.254.3.4"])
+def test_an_address_that_others_cannot_reach(peer, tmp_path):
+    text = f"n2:31:99 [1] NCCL WARN socketStartConnect: Connect to {peer}<45213> failed : Connection refused\n"
+    assert [finding.layer for finding in found_in(text, tmp_path)] == ["configuration"]
+
+
+def test_a_table_of_health_checks(tmp_path):
+    text = (
+        "| Diagnostic                | Result                                         |\n"
+        "| Persistence Mode          | Fail                                           |\n"
+        "| Warning                   | Persistence mode for GPU 3 is disabled.        |\n"
+        "| Memory                    | Pass                                           |\n"
+    )
+    assert [(finding.kind, finding.layer) for finding in found_in(text, tmp_path)] == [("healthy", "configuration")]
+    broken = text.replace("| Memory                    | Pass", "| Memory                    | Fail")
+    assert [(finding.kind, finding.layer) for finding in found_in(broken, tmp_path)] == [("crash", "hardware_gpu")]

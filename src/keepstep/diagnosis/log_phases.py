@@ -110,6 +110,11 @@ def unfinished_bars(case: LogCase) -> list[Activity]:
         found.append(
             msgspec.structs.replace(activity, confidence=min(0.9, activity.confidence + (0.1 if near else -0.15)))
         )
+    for event in case.of("save_began", "evaluation_began", claims=False):
+        later = case.of("save_ended", "step_progress", "training_ended", claims=False)
+        done = any(item.path == event.path and item.line > event.line for item in later)
+        if not done and timeouts and (activity := _activity(event)) is not None:
+            found.append(msgspec.structs.replace(activity, does=activity.does.replace("had begun", "has begun")))
     return sorted(found, key=lambda activity: -activity.confidence)
 
 

@@ -15,7 +15,15 @@ from keepstep.records.finding import Finding, Layer, Suspect
 
 __all__ = ["contention_findings", "phase_findings", "value_findings"]
 
-_LAYERS: dict[str, Layer] = {"data": "dataloader", "checkpoint": "storage", "host": "host_cpu"}
+_LAYERS: dict[str, Layer] = {
+    "data": "dataloader",
+    "checkpoint": "storage",
+    "host": "host_cpu",
+    "clock": "hardware_gpu",
+    "temperature": "hardware_gpu",
+}
+_LOWEST_IS_WRONG = ("communication", "clock")
+_UNEVEN = 1.25
 _SHARE = 0.05
 """Gaps below this share of the median are never a verdict."""
 _SPREADS = 5.0
@@ -33,7 +41,9 @@ def value_findings(case: LogCase) -> list[Finding]:
     if len(labelled) > 1 or len(found) < 2:
         return found
     named = [finding for finding in found if finding.suspects]
-    return named[:1] or found[:1]
+    uneven = [finding for finding in found if finding.kind == "imbalance"]
+    named.sort(key=lambda finding: -finding.confidence)
+    return uneven[:1] or named[:1] or found[:1]
 
 
 def _row(event: LogEvent) -> Finding:
@@ -46,16 +56,43 @@ def _row(event: LogEvent) -> Finding:
     if len(values) < 3:
         return _too_little(event, "two numbers show that two ranks differ, not which of them is wrong")
     low, high = min(values, key=lambda rank: values[rank]), max(values, key=lambda rank: values[rank])
-    if phase == "communication":
+    if phase == "load":
+        return _uneven(event, values)
+    if phase in _LOWEST_IS_WRONG:
         middle, gap = _gap(values, low)
         if -gap > max(_SPREADS * _spread(values, low), (1 - _LEAST_WAIT) * middle):
-            return _slow(event, low, f"rank {low} waits least in communication: the others wait for it", phase)
+            return _slow(event, low, _LOW_SAYS[phase].format(rank=low, value=values[low], middle=middle), phase)
     else:
         middle, gap = _gap(values, high)
         if gap > max(_SPREADS * _spread(values, high), _SHARE * middle):
             return _slow(event, high, f"rank {high} takes {values[high]:g} where the others take {middle:g}", phase)
     names = f"rank {low} is lowest ({values[low]:g}), rank {high} highest ({values[high]:g})"
     return _too_little(event, f"{names}: too close for a verdict without the spread over the steps")
+
+
+_LOW_SAYS = {
+    "communication": "rank {rank} waits least in communication: the others wait for it",
+    "clock": "the device of rank {rank} runs at {value:g} where the others run at {middle:g}",
+}
+
+
+def _uneven(event: LogEvent, values: dict[int, float]) -> Finding:
+    """Work given to ranks in different amounts: nobody is at fault."""
+    middle, top = statistics.median(values.values()), max(values.values())
+    if middle <= 0 or top < _UNEVEN * middle:
+        return _too_little(event, "work is spread evenly")
+    return Finding(
+        kind="imbalance",
+        layer="application",
+        confidence=0.65,
+        evidence=(
+            f"{event.fields['name']}: from {min(values.values()):g} to {top:g} by rank, {middle:g} in "
+            "the middle: the work is "
+            "uneven, no member is at fault",
+            quotation(event),
+        ),
+        next_probe="the same numbers for more steps: does the rank with the most work change?",
+    )
 
 
 def _gap(values: dict[int, float], rank: int) -> tuple[float, float]:

@@ -21,6 +21,7 @@ from keepstep.intake.log_patterns import Pattern, PatternIndex, events_of
 from keepstep.intake.nccl_debug import NCCL_PATTERNS
 from keepstep.intake.nccl_watchdog import WATCHDOG_PATTERNS
 from keepstep.intake.notes_text import NOTE_PATTERNS
+from keepstep.intake.pasted_table import TableRows
 from keepstep.intake.pasted_text import PastedText
 from keepstep.intake.phase_text import PHASE_PATTERNS
 from keepstep.intake.reading import opened
@@ -94,6 +95,7 @@ class _Reading:
         self._file_rank = rank_of_file(path)
         self._pasted = PastedText(path)
         self._table = FailureTable()
+        self._rows = TableRows()
         self._traces = Tracebacks()
         self._stacks = StackCollector(str(path), rank=self._file_rank)
         self._counts: dict[tuple[str, int | None, str | None], int] = {}
@@ -112,6 +114,9 @@ class _Reading:
                 yield Unread(path=str(self._path), why=f"damaged after line {self._lines}: {error}")
         yield from self._block(self._pasted.finish())
         yield from self._stacks.finish()
+        last = Line(self._lines, "end of a table")
+        for kind, fields in self._rows.finish():
+            yield self._event(kind, fields, line=last, speaker=speaker_of(last.text))
         yield from self._put_aside()
         yield from sorted(self._latest.values(), key=lambda event: event.line)
         yield LogEvent(kind="log_read", path=str(self._path), line=self._lines, text=f"{self._lines} lines read")
@@ -126,7 +131,7 @@ class _Reading:
         self._traces.feed(line)
         yield from self._stacks.feed(line)
         patterns = self._fitting(line)
-        table = list(self._table.feed(line))
+        table = [*self._table.feed(line), *self._rows.feed(line)]
         if patterns or table:
             found = [*events_of(patterns, line.text), *table]
             speaker = speaker_of(line.text)

@@ -6,12 +6,14 @@ import re
 from pathlib import Path
 
 from keepstep.intake.log_lines import Line
+from keepstep.intake.reading import opened
 
-__all__ = ["LONGEST_BLOCK", "PastedText"]
+__all__ = ["LONGEST_BLOCK", "PastedText", "fenced_blocks"]
 
 LONGEST_BLOCK = 8 << 20
 """Characters of a JSON document pasted into other text; a longer one is read as lines only."""
 
+_MOST_BLOCKS = 64
 _FENCE = re.compile(r"^\s{0,3}(~{3,}|`{3,})")
 _HEADING = re.compile(r"^#{1,6} \S")
 
@@ -77,3 +79,21 @@ def _balance(text: str) -> int:
     """Brackets opened minus closed, strings left out."""
     bare = re.sub(r'"(?:[^"\\]|\\.)*"', "", text)
     return sum((character in "{[") - (character in "}]") for character in bare)
+
+
+def fenced_blocks(path: Path) -> list[bytes]:
+    """What stands between fences in a Markdown file, each block for itself. Raises OSError."""
+    blocks: list[bytes] = []
+    current: list[bytes] = []
+    fence, size = b"", 0
+    with opened(path) as stream:
+        while (raw := stream.readline(LONGEST_BLOCK)) and size < LONGEST_BLOCK:
+            size += len(raw)
+            mark = raw.strip()[:3]
+            if mark in (b"~~~", b"```") and (not fence or mark == fence):
+                if fence and current:
+                    blocks.append(b"".join(current))
+                fence, current = (b"" if fence else mark), []
+            elif fence:
+                current.append(raw)
+    return blocks[:_MOST_BLOCKS]

@@ -9,6 +9,12 @@ from keepstep.intake.log_patterns import Pattern, pattern
 __all__ = ["PHASE_PATTERNS", "phase_word"]
 
 _PHASES: tuple[tuple[str, str], ...] = (
+    ("clock", r"\bclocks?\b|clock_|mhz"),
+    ("temperature", r"temperature|\btemp\b|temp_c"),
+    (
+        "load",
+        r"tokens|seq(?:uence)?[ _]?len|samples_per|num_samples|batch[ _]size|experts?_load|tokens_per|micro_?batches",
+    ),
     ("data", r"\[data\]|\bdata|batch|loader|\binput|iterator|next\(|fetch|dataset|prefetch|tokeni[sz]|shard"),
     (
         "communication",

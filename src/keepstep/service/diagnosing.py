@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -14,7 +16,9 @@ from keepstep.errors import KeepstepError, RecordError
 from keepstep.intake.dumps import DUMP_READERS
 from keepstep.intake.health_text import READER as HEALTH_READER
 from keepstep.intake.log_text import READER as LOG_READER
-from keepstep.intake.reading import Reader, head_of
+from keepstep.intake.pasted_text import fenced_blocks
+from keepstep.intake.reading import HEAD_BYTES, Reader, head_of
+from keepstep.intake.timings import READER as TIMINGS
 from keepstep.records.evidence import LogEvent, StackSample, Unread
 from keepstep.records.finding import Finding
 from keepstep.service.diagnosis_inputs import find_inputs
@@ -107,8 +111,23 @@ class _Gathered:
                     continue
                 break
             self.read.append((str(path), reader.name))
+            if reader is TIMINGS and len(head) < HEAD_BYTES and _is_text(head):
+                self._take(LOG_READER, path)  # one row a rank and no steps: a summary that a person made
+            if reader is LOG_READER and path.suffix.lower() in (".md", ".markdown"):
+                self._read_pasted(path)
             return
         self.unread.append(Unread(path=str(path), why="; ".join(refusals) or "no format that is known here"))
+
+    def _read_pasted(self, path: Path) -> None:
+        """Dumps and tables pasted into a document, each block as if it were a file."""
+        with tempfile.TemporaryDirectory(prefix="keepstep-") as folder:
+            for number, block in enumerate(fenced_blocks(path)):
+                part = Path(folder, f"{number}-{path.stem}.txt")
+                part.write_bytes(block)
+                reader = next((one for one in DUMP_READERS if one.recognises(part, block[:HEAD_BYTES])), None)
+                if reader is not None:
+                    with contextlib.suppress(KeepstepError, OSError):
+                        self._take(reader, part)
 
     def _take(self, reader: Reader, path: Path) -> None:
         for item in reader.read(path):
