@@ -49,6 +49,7 @@ class Entry:
     queued: float | None
     timeout_s: float | None
     stack: tuple[Frame, ...]
+    """Of what is not finished; else empty."""
 
 
 def memberships_of(dump: dict[str, Any]) -> dict[str, Membership]:
@@ -105,6 +106,7 @@ def _entry(entry: dict[Any, Any], memberships: dict[str, Membership]) -> Entry |
     queued = _seconds(entry.get("time_created_ns"), 1e9) or _seconds(entry.get("time_created_us"), 1e6)
     timeout = _seconds(entry.get("timeout_ms"), 1e3)
     backend = _text(entry.get("profiling_name", "")).split(":", 1)[0]
+    finished = _is_finished(entry, state, backend=backend)
     pair = _pair(ends, membership.ranks)
     return Entry(
         group=group,
@@ -115,11 +117,11 @@ def _entry(entry: dict[Any, Any], memberships: dict[str, Membership]) -> Entry |
         point_to_point=point_to_point,
         ends=pair,
         own_end=None if pair is None or ends is None else pair[0] if ends[1] == "send" else pair[1],
-        finished=_is_finished(entry, state, backend=backend),
+        finished=finished,
         started=state == "started" or bool(entry.get("time_discovered_started_ns")),
         queued=queued,
         timeout_s=timeout,
-        stack=_stack(entry.get("frames")),
+        stack=() if finished else _stack(entry.get("frames")),
     )
 
 

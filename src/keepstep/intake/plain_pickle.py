@@ -24,7 +24,7 @@ _MOST_INSTRUCTIONS = 40_000_000
 """So many instructions are run at most: each can make an object of some dozen bytes out of one byte."""
 
 _LONGEST_NUMBER_BYTES = 1024
-_STOP, _BINGET = ord("."), ord("h")
+_STOP, _MARK, _BINGET, _LONG_BINGET = b".(hj"
 _NAMES = {ord(instruction.code): instruction.name for instruction in pickletools.opcodes}
 _DAMAGE = (ValueError, IndexError, KeyError, TypeError, struct.error, OverflowError, SyntaxError, RecursionError)
 
@@ -71,21 +71,29 @@ class _Machine:
 
     def run(self) -> bool:
         """Run to the end; whether there was one. Raises _Refused, or one of _DAMAGE where the pickle is damaged."""
-        content, known = self.content, _INSTRUCTIONS
+        content, memo, known = self.content, self.memo, _INSTRUCTIONS
+        stack = self.stack
         for _ in range(_MOST_INSTRUCTIONS):
             code = content[self.at]
             self.at += 1
-            if code == _BINGET:  # half of all instructions, hence here
-                self.stack.append(self.memo[content[self.at]])
+            if code == _BINGET:  # this one and the next two are most of all instructions, hence here
+                stack.append(memo[content[self.at]])
                 self.at += 1
-                continue
-            if code == _STOP:
+            elif code == _LONG_BINGET:
+                stack.append(memo[int.from_bytes(content[self.at : self.at + 4], "little")])
+                self.at += 4
+            elif code == _MARK:
+                self.outer.append(stack)
+                stack = self.stack = []
+            elif code == _STOP:
                 return True
-            instruction = known.get(code)
-            if instruction is None:
-                self._refuse(code)
             else:
-                instruction(self)
+                instruction = known.get(code)
+                if instruction is None:
+                    self._refuse(code)
+                else:
+                    instruction(self)
+                    stack = self.stack
         raise _Refused(f"has more than {_MOST_INSTRUCTIONS} instructions")
 
     def _refuse(self, code: int) -> None:
@@ -196,11 +204,6 @@ def _tuple_of(size: int) -> _Instruction:
     return push
 
 
-def _mark(machine: _Machine) -> None:
-    machine.outer.append(machine.stack)
-    machine.stack = []
-
-
 def _collect(make: Callable[[list[Any]], Any]) -> _Instruction:
     """A container of all that was put on the stack since the mark."""
 
@@ -303,7 +306,6 @@ _BY_NAME: dict[str, _Instruction] = {
     "BINBYTES": _sized("<I", bytes),
     "SHORT_BINBYTES": _sized("<B", bytes),
     "BINBYTES8": _sized("<Q", bytes),
-    "MARK": _mark,
     "TUPLE1": _tuple_of(1),
     "TUPLE2": _tuple_of(2),
     "TUPLE3": _tuple_of(3),
@@ -318,8 +320,6 @@ _BY_NAME: dict[str, _Instruction] = {
     "LONG_BINPUT": _store(_memo_four),
     "PUT": _store(_memo_line),
     "MEMOIZE": _store(_memo_next),
-    "BINGET": _recall(_memo_byte),
-    "LONG_BINGET": _recall(_memo_four),
     "GET": _recall(_memo_line),
 }
 _INSTRUCTIONS: dict[int, _Instruction] = {code: _BY_NAME[name] for code, name in _NAMES.items() if name in _BY_NAME}
