@@ -17,6 +17,7 @@ import keepstep
 def main() -> None:
     nbytes, steps, into = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     torch.set_num_threads(1)
+    torch.manual_seed(0)
     with keepstep.join() as job:
         half = job.world // 2
         groups = [dist.new_group([number, number + half]) for number in range(half)]

@@ -43,6 +43,7 @@ class World:
         self.told: list[Tell] = []
         self.renewed: list[Renew] = []
         self.given: list[GivePaths] = []
+        self.prepared: list[GivePaths] = []
         self.refuse = ""
         self.conductor.members(0, self.places)
 
@@ -90,13 +91,25 @@ class World:
                 self.conductor.hops(action.number, hops, why=self.refuse)
             case GivePaths():
                 self.given.append(action)
-                self.ports = {pair: port for pair, port in self.ports.items() if pair[0] != action.rank}
-                self.ports |= {(action.rank, peer): ports[0] for peer, ports in action.dial.items()}
-                self.conductor.ready(action.rank, action.number, installed=True)
+                self.prepared.append(action)
+                if not self.stuck():
+                    self.change_over()
             case Renew():
                 self.renewed.append(action)
+                self.change_over()
             case Tell():
                 self.told.append(action)
+
+    def stuck(self) -> bool:
+        """Whether a collective waits for ever, so that no boundary comes."""
+        return any(self.route(*pair) in self.silent for pair in self.pairs)
+
+    def change_over(self) -> None:
+        for order in self.prepared:
+            self.ports = {pair: port for pair, port in self.ports.items() if pair[0] != order.rank}
+            self.ports |= {(order.rank, peer): ports[0] for peer, ports in order.dial.items()}
+            self.conductor.ready(order.rank, order.number, installed=True)
+        self.prepared.clear()
 
     def loads(self) -> dict[tuple[int, int], int]:
         """Flows by (leaf of the source, spine)."""

@@ -131,6 +131,7 @@ class TrafficConductor:
         self._stalled: dict[tuple[int, int], float] = {}
         self._down: set[str] = set()
         self._left: dict[tuple[str, str], set[str]] = {}
+        self._renewed = False
 
     # ------------------------------------------------------------------ what happened
 
@@ -254,14 +255,15 @@ class TrafficConductor:
             self._failed, self._open = [], {}
             return self._later(now, f"paths could not be probed ({why}); flows are left to chance")
         self._probed = now
-        lost = self._map.learn(self._answers, self._settings.hops)
-        return self._replan(now, lost)
+        self._map.learn(self._answers, self._settings.hops)
+        self._stalled = {}
+        return self._replan(now)
 
     def _later(self, now: float, text: str) -> list[Action]:
         self._phase, self._next = "watching", now + _RETRY_S
         return [Tell(text)]
 
-    def _replan(self, now: float, dead_ways: frozenset[Way]) -> list[Action]:
+    def _replan(self, now: float) -> list[Action]:
         """New routes for what is down now, ports for them, and the orders for members whose ports change."""
         try:
             change = self._planned()
@@ -284,7 +286,7 @@ class TrafficConductor:
             self._phase = "active"
             self._next = now + _RETRY_S
             return [tell] if moved or not before else []
-        return [tell, *self._orders(given, now, dead_ways)]
+        return [tell, *self._orders(given, now)]
 
     def _unused(self) -> set[str]:
         """Links that no probed way takes any more."""
@@ -341,15 +343,13 @@ class TrafficConductor:
                 given[dialer, acceptor] = ports
         return given, unmet
 
-    def _orders(
-        self, given: dict[tuple[int, int], tuple[int, ...]], now: float, dead_ways: frozenset[Way]
-    ) -> list[Action]:
+    def _orders(self, given: dict[tuple[int, int], tuple[int, ...]], now: float) -> list[Action]:
         changed = {pair for pair in {*given, *self._given} if given.get(pair) != self._given.get(pair)}
         if not changed:
             self._phase, self._next = "active", now + _EVERY_S
             return []
-        stuck = sorted(pair for pair in self._given if self._dead(pair, dead_ways))
         self._given = given
+        self._renewed = False
         self.number += 1
         self._phase, self._deadline = "preparing", now + _PATIENCE_S
         self._waiting = set(self._places)
@@ -358,11 +358,7 @@ class TrafficConductor:
             dial = {b: ports for (a, b), ports in given.items() if a == rank}
             accept = {a: ports for (a, b), ports in given.items() if b == rank}
             actions.append(GivePaths(rank, self.number, dial, accept))
-        return actions + [Renew(*pair) for pair in stuck[:1]]
-
-    def _dead(self, pair: tuple[int, int], dead_ways: frozenset[Way]) -> bool:
-        ways = [way for _, way in self._ways(*pair, self._given[pair])]
-        return any(way in dead_ways for way in ways)
+        return actions
 
     def _settle(self, now: float) -> list[Action]:
         if self._failed:
@@ -370,11 +366,19 @@ class TrafficConductor:
             self._given = {}
             return self._later(now, f"path plan {self.number} was not taken: {why}")
         if self._waiting and now < self._deadline:
-            return []
+            return self._push(now)
         self._phase, self._next = "active", now + _EVERY_S
         if self._waiting:
             return []
         return [Tell(f"path plan {self.number} is in force on all {len(self._places)} members")]
+
+    def _push(self, now: float) -> list[Action]:
+        """A collective that waits for a dead link never ends, and no boundary comes: have it cut, once a plan."""
+        stalled = sorted(pair for pair, at in self._stalled.items() if now - at < _EVERY_S)
+        if self._renewed or not stalled:
+            return []
+        self._renewed = True
+        return [Renew(*stalled[0])]
 
     def _guard(self, now: float) -> list[Action]:
         """In force: look every second whether the ports still lead where they should."""

@@ -21,8 +21,8 @@ class PortMap:
         self._spine: dict[Way, str] = {}
         self._through: dict[Way, bool] = {}
 
-    def learn(self, answers: Mapping[Way, Sequence[str]], names: Mapping[str, str]) -> frozenset[Way]:
-        """Take the answers of a whole probing, (hop, hop beyond) by way; returns the ways that carry nothing now.
+    def learn(self, answers: Mapping[Way, Sequence[str]], names: Mapping[str, str]) -> None:
+        """Take the answers of a whole probing, (hop, hop beyond) by way.
 
         `names` by address of an answering switch. A silent way keeps the switch it was known to pass.
         """
@@ -31,7 +31,6 @@ class PortMap:
             answered = bool(hops) and hops[0] != ""
             self._spine[way] = names.get(hops[0], hops[0]) if answered else before.get(way, "")
             self._through[way] = answered and (len(hops) < 2 or hops[1] != "")
-        return frozenset(way for way, through in self._through.items() if not through)
 
     def spine(self, way: Way) -> str:
         """The switch that the way passes; empty: unknown."""
