@@ -44,6 +44,7 @@ class Measured:
     world: int
     step_s: list[float] = field(default_factory=list)
     stall_s: list[float] = field(default_factory=list)
+    cpu_s: list[float] = field(default_factory=list)
     making_s: float = 0.0
     records: int = 0
     sent: int = 0
@@ -74,11 +75,13 @@ def encoded(reports: Sequence[WatchReport]) -> list[bytes]:
     return [_encoder.encode(one) for one in reports]
 
 
-def analysed(state: Watch, data: Sequence[bytes], now: float) -> tuple[Watch, tuple[LiveFinding, ...], float]:
-    """(state, changes, seconds) of one look at what arrived."""
-    began = time.perf_counter()
+def analysed(found: Measured, state: Watch, data: Sequence[bytes], *, now: float) -> tuple[Watch, float]:
+    """(state, seconds) of one look at what arrived; what it says goes into `found`."""
+    began, used = time.perf_counter(), time.process_time()
     state, changes = observe(state, [_decoder.decode(one) for one in data], now=now)
-    return state, changes, time.perf_counter() - began
+    found.said += changes
+    found.cpu_s.append(time.process_time() - used)
+    return state, time.perf_counter() - began
 
 
 def run(replicas: int, steps: int) -> tuple[Measured, set[tuple[str, Suspect]]]:
@@ -92,9 +95,8 @@ def run(replicas: int, steps: int) -> tuple[Measured, set[tuple[str, Suspect]]]:
         data = encoded(model.report(step, profiles=step == 0))
         found.making_s += time.perf_counter() - began
         found.sent += sum(map(len, data)) if step else 0
-        state, changes, spent = analysed(state, data, model.clock_ns / 1e9)
+        state, spent = analysed(found, state, data, now=model.clock_ns / 1e9)
         found.step_s.append(spent)
-        found.said += changes
         progress(f"{layout.world} ranks: step {step + 1} of {steps}")
     since = model.clock_ns
     for tick in range(1, STALL_TICKS):
@@ -102,9 +104,8 @@ def run(replicas: int, steps: int) -> tuple[Measured, set[tuple[str, Suspect]]]:
         began = time.perf_counter()
         data = encoded(stall_reports(layout, Stall(stall.kind, steps, stall.rank), since_ns=since, now_ns=now_ns))
         found.making_s += time.perf_counter() - began
-        state, changes, spent = analysed(state, data, now_ns / 1e9)
+        state, spent = analysed(found, state, data, now=now_ns / 1e9)
         found.stall_s.append(spent)
-        found.said += changes
         progress(f"{layout.world} ranks: {tick / 2:.1f} s of standstill")
     found.records = layout.world * steps * 64 * 3
     return found, answers
@@ -142,6 +143,7 @@ def results(found: Measured, answers: set[tuple[str, Suspect]]) -> list[Result]:
     return [
         judge(f"{size}: analysis of a step (measured)", found.step_s, unit="s", at_most=AT_MOST_STEP_S),
         judge(f"{size}: slowest step (measured)", [worst], unit="s", at_most=AT_MOST_STEP_S),
+        judge(f"{size}: CPU of a step (measured)", found.cpu_s[:steps], unit="s", at_most=AT_MOST_STEP_S),
         judge(f"{size}: look at a standstill (measured)", found.stall_s, unit="s", at_most=AT_MOST_STEP_S),
         judge(f"{size}: planted faults named", [len(said & answers) / len(answers)], unit="share", at_least=1.0),
         judge(f"{size}: wrong alarms", [float(len(said - answers))], unit="", at_most=0.0),

@@ -35,6 +35,8 @@ _SETTLING = 8
 
 _ENOUGH = 32
 
+_RANKS_A_SECOND = 8192
+
 
 def begin_watch(plan: WatchPlan) -> Watch:
     """A fresh state. Findings that `plan.open` lists are known: they are not told again, but they can end."""
@@ -75,7 +77,7 @@ def observe(state: Watch, reports: Sequence[WatchReport], *, now: float) -> tupl
             if verdict.finding.kind == "communication_slow":
                 hold_cells(state, verdict.finding, step)
         changes += settle(state, steady, now, step=step)
-    alarms += hang_verdicts(state, now)
+    alarms += _standing_still(state, now)
     changes += settle(state, alarms, now, step=None)
     return state, tuple(changes)
 
@@ -99,6 +101,15 @@ def _complete_steps(watch: Watch, now: float) -> list[int]:
     first = max(history.done + 1, latest - COLUMNS + 1)
     history.done = latest
     return list(range(first, latest + 1))
+
+
+def _standing_still(watch: Watch, now: float) -> tuple[Verdict, ...]:
+    """The verdicts on a job that stands still; of many ranks only now and then, and in between what was said last."""
+    looked, advanced, said = watch.stood
+    if advanced != watch.advanced or now - looked >= watch.plan.world / _RANKS_A_SECOND:
+        said = tuple(hang_verdicts(watch, now))
+        watch.stood = (now, watch.advanced, said)
+    return said
 
 
 def _skipped(watch: Watch) -> int:

@@ -98,6 +98,7 @@ class Watch:
     renewed: bool = False
     advanced: float = 0.0
     stepped: float = 0.0
+    stood: tuple[float, float, tuple[Verdict, ...]] = (0.0, -1.0, ())
     findings: dict[str, LiveFinding] = field(default_factory=dict)
     pending: dict[str, float] = field(default_factory=dict)
     clear: dict[str, int] = field(default_factory=dict)

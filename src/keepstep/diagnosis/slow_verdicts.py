@@ -9,7 +9,7 @@ import numpy as np
 from keepstep.diagnosis.live_state import Verdict, Watch
 from keepstep.diagnosis.roles import explained_by_place, families_of
 from keepstep.diagnosis.slowness import STEPS, Excess, past_of, present_scatter, slow_ranks
-from keepstep.diagnosis.windows import Numbers
+from keepstep.diagnosis.windows import COLUMNS, Numbers
 from keepstep.records.finding import Finding, Layer, Suspect
 
 __all__ = ["data_verdicts", "slow_verdicts"]
@@ -18,6 +18,7 @@ _EXPLAINS = 0.5
 _ACCELERATORS = ("nvidia", "gpu", "cuda", "amd instinct", "rocm", "tpu", "gaudi", "ascend")
 _DATA_SHARE = 0.05
 _STALL_SHARE = 0.3
+_LASTING = 14
 _SCATTER = 6.0
 
 
@@ -164,6 +165,7 @@ def data_verdicts(watch: Watch, step: int) -> Iterator[Verdict]:
     limit = np.maximum(least, _SCATTER * scatter / np.sqrt(STEPS))
     extra = np.median(shift, axis=1)
     often = np.count_nonzero(shift > 0.5 * limit[:, None], axis=1) >= STEPS - 1
+    often &= (extra > 2 * least) | _long_late(watch, step, middle=middle, limit=limit)
     late = np.flatnonzero((extra > limit) & often).tolist()
     if late:
         extra -= np.maximum(_waits_for_cpu(watch, step), 0.0)
@@ -172,6 +174,16 @@ def data_verdicts(watch: Watch, step: int) -> Iterator[Verdict]:
         return
     for rank in late:
         yield _late_loader(watch, rank, step, extra_us=float(extra[rank]), margin=float(extra[rank] / limit[rank]))
+
+
+def _long_late(watch: Watch, step: int, *, middle: Numbers, limit: Numbers) -> Numbers:
+    """Which ranks have waited longer for data in most of the last steps: a small wait has to last."""
+    history = watch.history
+    steps = np.arange(max(0, step - _LASTING + 1), step + 1)
+    steps = steps[history.judged[steps % COLUMNS] == steps]
+    above = history.extra_data[:, steps % COLUMNS] - middle[:, None] > 0.5 * limit[:, None]
+    lasting: Numbers = np.count_nonzero(above, axis=1) >= _LASTING - 2
+    return lasting
 
 
 def _late_loader(watch: Watch, rank: int, step: int, *, extra_us: float, margin: float) -> Verdict:

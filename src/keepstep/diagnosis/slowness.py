@@ -18,7 +18,6 @@ from keepstep.diagnosis.windows import COLUMNS, Numbers
 
 __all__ = [
     "STEPS",
-    "STRONG_STEPS",
     "Excess",
     "forget_spell",
     "judge_step",
@@ -33,10 +32,6 @@ __all__ = [
 STEPS = 6
 """Steps that a fault has to show before it is named."""
 
-STRONG_STEPS = 4
-"""Steps that a strong one has to show."""
-
-_STRONG_RATIO = 0.17
 _PAST = 48
 _FEW = 10
 _AGAIN = 4
@@ -48,6 +43,24 @@ _LEVEL_RATIO = 0.17
 _LEAST_SHARE = 0.02
 _MEMORY = 256
 _SPELL = 0.08
+
+
+@dataclass(frozen=True)
+class _Tier:
+    """How strong an effect has to be: over `steps` steps of which all but `misses` show it, a log ratio of `ratio` and
+    `times` what the scatter allows."""
+
+    steps: int
+    misses: int
+    ratio: float
+    times: float
+
+
+_TIERS = (
+    _Tier(steps=4, misses=0, ratio=0.17, times=2.0),
+    _Tier(steps=STEPS, misses=1, ratio=0.13, times=1.0),
+    _Tier(steps=14, misses=1, ratio=_LEAST_RATIO, times=1.0),
+)
 
 
 @dataclass(frozen=True)
@@ -121,20 +134,20 @@ def steps_needed(watch: Watch, step: int, *, least: int = STEPS) -> int:
 def slow_ranks(watch: Watch, step: int) -> list[Excess]:
     """The ranks whose own time is beyond what their past and their peers allow, at `step`.
 
-    A strong effect is named after `STRONG_STEPS`, a weaker one after `STEPS`.
+    A strong effect is named soon, a weak one only when it lasts.
     """
     found: dict[int, Excess] = {}
-    for count, surely in ((STRONG_STEPS, True), (STEPS, False)):
-        for one in _slower_than_usual(watch, step, count=count, surely=surely):
+    for tier in _TIERS:
+        for one in _slower_than_usual(watch, step, tier):
             found.setdefault(one.rank, one)
     for one in _slow_from_the_start(watch, step):
         found.setdefault(one.rank, one)
     return [found[rank] for rank in sorted(found)]
 
 
-def _slower_than_usual(watch: Watch, step: int, *, count: int, surely: bool) -> Iterator[Excess]:
-    """Against their own past, over the last `count` steps. `surely`: in all of them and by twice what is allowed."""
-    history = watch.history
+def _slower_than_usual(watch: Watch, step: int, tier: _Tier) -> Iterator[Excess]:
+    """Against their own past, as one tier of the test asks for it."""
+    history, count = watch.history, tier.steps
     if not _judged(history.judged, step, count):
         return
     middle, scatter, past = past_of(watch, "ratio", step)
@@ -151,11 +164,11 @@ def _slower_than_usual(watch: Watch, step: int, *, count: int, surely: bool) -> 
     shift = np.median(shifts, axis=1)
     lasted = np.maximum(np.median(history.of("duration_us", step, count), axis=1), 1.0)
     matters = excess - usual_excess > _LEAST_SHARE * lasted
-    above = np.count_nonzero(shifts > 0.5 * limit[:, None], axis=1) >= count - (0 if surely else 1)
-    strong = (shift > 2 * limit) & (shift > _STRONG_RATIO) if surely else shift > limit
+    above = np.count_nonzero(shifts > 0.5 * limit[:, None], axis=1) >= count - tier.misses
+    strong = (shift > tier.times * limit) & (shift > tier.ratio)
     for rank in np.flatnonzero(strong & above & matters).tolist():
         spell = _spell(history.ratio[rank] - middle[rank], history.judged, step, limit=0.5 * float(limit[rank]))
-        if spell >= steps_needed(watch, step, least=count) - (0 if surely else 1):
+        if spell >= steps_needed(watch, step, least=count) - tier.misses:
             yield Excess(rank, float(shift[rank]), float(excess[rank]), float(shift[rank] / limit[rank]), True, spell)
 
 
