@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keepstep.errors import UsageError
-from keepstep.service.clean import FoundRun, chosen_for_removal, remove_old_runs
+from keepstep.service.bundles import Retention
+from keepstep.service.clean import FoundRun, chosen_for_removal, remove_old_evidence, remove_old_runs
 from keepstep.service.run_directory import RunDirectory, RunFacts
 
 RUNS = st.lists(
@@ -64,3 +65,19 @@ def test_a_link_is_not_followed(tmp_path):
 def test_a_root_that_is_not_there(tmp_path):
     with pytest.raises(UsageError, match="no such directory"):
         remove_old_runs(tmp_path / "none", keep=1, max_bytes=None)
+
+
+def test_old_evidence_goes_from_runs_that_are_over_and_from_nowhere_else(tmp_path):
+    over = finished(tmp_path, "over", 1.0)
+    going = RunDirectory(tmp_path / "going", reserve_bytes=0)
+    going.publish(facts("going", 2.0))
+    for run in (over, going.path, tmp_path / "no run"):
+        for number in ("1", "2", "10"):
+            (run / "findings" / number).mkdir(parents=True)
+    assert [path.name for path in remove_old_evidence(tmp_path, Retention(1, 0))] == ["2", "1"]
+    assert [path.name for path in (over / "findings").iterdir()] == ["10"]
+    assert (
+        len(list((going.path / "findings").iterdir())) == len(list((tmp_path / "no run" / "findings").iterdir())) == 3
+    )
+    going.close()
+    assert remove_old_evidence(tmp_path / "none", Retention(1, 0)) == []

@@ -41,11 +41,16 @@ def clean(
     max_bytes: Annotated[int | None, typer.Option(min=0, help="Bytes the runs may take; the oldest go first.")] = None,
     settings: SettingsFile = None,
 ) -> int:
-    """Remove old run directories. A running job's is never touched, nor anything that is no run directory."""
-    from keepstep.service.clean import remove_old_runs
+    """Remove old run directories, and old evidence in those that stay. A running job's is never touched, nor anything
+    that is no run directory."""
+    from keepstep.service.bundles import Retention
+    from keepstep.service.clean import remove_old_evidence, remove_old_runs
 
     chosen = settings_from(settings, keep_runs=keep, run_root=str(run_root) if run_root else None)
     for removed in remove_old_runs(Path(chosen.run_root), keep=chosen.keep_runs, max_bytes=max_bytes):
+        print(f"removed {removed}")
+    retention = Retention(chosen.keep_findings, chosen.evidence_bytes)
+    for removed in remove_old_evidence(Path(chosen.run_root), retention):
         print(f"removed {removed}")
     return 0
 

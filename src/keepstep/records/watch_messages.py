@@ -53,8 +53,8 @@ class EvidenceGiven(_Told, frozen=True, tag=True):
     """What an agent has about `member`, for finding `finding`; member "": about the node itself. Not kept in the
     journal but in the bundle of the finding.
 
-    `ring` is the recorder ring, compressed with zlib (empty: none), `stack` what the process was doing, as text,
-    `counters` a JSON object of the kernel's counters.
+    `ring` is the recorder ring and `dump` a Flight Recorder dump of PyTorch, compressed with zlib (empty: none);
+    `stack` what the process was doing, as text; `counters` a JSON object of the kernel's counters.
     """
 
     finding: int
@@ -63,6 +63,7 @@ class EvidenceGiven(_Told, frozen=True, tag=True):
     ring: bytes = b""
     stack: str = ""
     counters: bytes = b""
+    dump: bytes = b""
 
 
 class MemberHung(_Told, frozen=True, tag=True):

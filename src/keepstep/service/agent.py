@@ -34,6 +34,7 @@ from keepstep.service.background import background
 from keepstep.service.clock import Clock
 from keepstep.service.drill_watch import DrillWatch, drilled_command, drilled_fact
 from keepstep.service.environment import training_environment
+from keepstep.service.flight_dumps import DUMPS_FOLDER, dump_environment
 from keepstep.service.member_process import MemberProcess
 from keepstep.service.member_watch import MemberWatch
 from keepstep.service.output import Console
@@ -97,7 +98,7 @@ class Agent:
             lambda: tuple(self.members.values()),
             upward=upward,
             last_words=self._last_words,
-            logs=plan.directory / "logs",
+            directory=plan.directory,
             clock=clock,
         )
         self._prober = PathProber(lambda fact: upward("", fact), clock=clock)
@@ -107,6 +108,7 @@ class Agent:
         """Listen for members and start watching. Raises EnvironmentProblem where the socket cannot be had."""
         self._server = await serve(f"keepstep-{self._plan.job}-{secrets.token_hex(8)}", self._on_connect)
         self._warden = Warden()
+        (self._plan.directory / DUMPS_FOLDER).mkdir(parents=True, exist_ok=True)
         self._poller = background(self._watch_frozen())
         self._watch.open()
 
@@ -196,6 +198,7 @@ class Agent:
                 "KEEPSTEP_HOST": self._plan.host,
             },
             master_port=self._ports[order.attempt] if alone else None,
+            unless_set=dump_environment(self._plan.directory),
         )
 
     def _end(self, name: str, grace_s: float) -> None:

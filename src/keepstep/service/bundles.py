@@ -57,8 +57,9 @@ class Bundles:
             self._submit(piece.finding, f"{name}.stack.txt", piece.stack.encode())
         if piece.counters:
             self._submit(piece.finding, f"{name}.counters.json", piece.counters + b"\n")
-        if piece.ring and (ring := _unpacked(piece.ring)):
-            self._submit(piece.finding, f"{name}.ring", ring)
+        for packed, ending in ((piece.ring, "ring"), (piece.dump, "dump")):
+            if packed and (whole := _unpacked(packed)):
+                self._submit(piece.finding, f"{name}.{ending}", whole)
 
     def close(self) -> None:
         """Wait for what is being written, and trim."""
@@ -98,11 +99,11 @@ def trim_bundles(folder: Path, retention: Retention) -> list[Path]:
     return removed
 
 
-def _unpacked(ring: bytes) -> bytes:
-    """The ring as it was; empty for nonsense or what would not fit into memory."""
+def _unpacked(packed: bytes) -> bytes:
+    """The bytes as they were; empty for nonsense or what would not fit into memory."""
     try:
         unpacker = zlib.decompressobj()
-        data = unpacker.decompress(ring, _MOST_RING_BYTES)
+        data = unpacker.decompress(packed, _MOST_RING_BYTES)
         return data if unpacker.eof else b""
     except zlib.error:
         return b""

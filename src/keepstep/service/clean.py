@@ -11,9 +11,10 @@ from pathlib import Path
 import msgspec
 
 from keepstep.errors import EnvironmentProblem, UsageError
+from keepstep.service.bundles import BUNDLES_FOLDER, Retention, trim_bundles
 from keepstep.service.run_directory import RUN_FILE, is_running, read_run
 
-__all__ = ["FoundRun", "chosen_for_removal", "remove_old_runs"]
+__all__ = ["FoundRun", "chosen_for_removal", "remove_old_evidence", "remove_old_runs"]
 
 
 class FoundRun(msgspec.Struct, frozen=True):
@@ -50,6 +51,14 @@ def remove_old_runs(run_root: Path, *, keep: int, max_bytes: int | None) -> list
             raise EnvironmentProblem(f"cannot remove: {error.strerror}", where=str(run.path)) from error
         removed.append(run.path)
     return removed
+
+
+def remove_old_evidence(run_root: Path, retention: Retention) -> list[Path]:
+    """Remove evidence bundles that `retention` does not keep from the runs under `run_root` that are over."""
+    if not run_root.is_dir():
+        return []
+    over = (run.path for run in _runs(run_root) if not run.running)
+    return [gone for path in over for gone in trim_bundles(path / BUNDLES_FOLDER, retention)]
 
 
 def _runs(run_root: Path) -> list[FoundRun]:

@@ -10,15 +10,23 @@ _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK")
 
 
 def training_environment(
-    base: Mapping[str, str], ordered: Mapping[str, str], *, run_id: str, own: Mapping[str, str], master_port: int | None
+    base: Mapping[str, str],
+    ordered: Mapping[str, str],
+    *,
+    run_id: str,
+    own: Mapping[str, str],
+    master_port: int | None,
+    unless_set: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """`base` with the variables torchrun sets (PyTorch documentation, "torchrun: environment variables").
 
     `ordered` is what the controller knows of the job's shape and this rank (none for a standby), `own` are the
     variables of keepstep. `master_port` replaces the ordered one where this agent can choose a fresh port itself.
+    `unless_set` are variables that give way to what a person has set.
     Values a person has set for OMP_NUM_THREADS and PYTHONUNBUFFERED are kept.
     """
     result = {key: value for key, value in base.items() if key not in _RANK_VARIABLES}
+    result = {**(unless_set or {}), **result}
     result.setdefault("OMP_NUM_THREADS", "1")
     result.setdefault("PYTHONUNBUFFERED", "1")
     result |= {

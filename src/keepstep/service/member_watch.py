@@ -46,19 +46,20 @@ class MemberWatch:
         *,
         upward: Callable[[str, Fact], None],
         last_words: Callable[[str], tuple[dict[int, bytes], float]],
-        logs: Path,
+        directory: Path,
         clock: Clock,
     ) -> None:
-        """`last_words(member)` gives what it published last and the onset, as a loss needs them."""
+        """`last_words(member)` gives what it published last and the onset, as a loss needs them. `directory` is that of
+        the run."""
         self._node = node
         self._clock = clock
         self._members = members
         self._upward = upward
         self._last_words = last_words
-        self._logs = logs
+        self._logs = directory / "logs"
         self._loop: asyncio.AbstractEventLoop | None = None
         self._observer = Observer(node, members, clock=clock, report=self._on_report)
-        self._giver = EvidenceGiver(members, self._on_evidence, logs=logs)
+        self._giver = EvidenceGiver(members, self._on_evidence, directory=directory)
         self._checks: set[asyncio.Task[None]] = set()
 
     def open(self) -> None:
