@@ -29,8 +29,8 @@ from drill_answers import (
     Score,
     alarms,
     answer_of,
-    blames,
     bootstrap,
+    false_alarms,
     poisson,
     right,
     scores,
@@ -201,14 +201,14 @@ class Bench:
             job.stop()
         self.healthy += list(_stretches(job, each))
         for mode, _, verdicts in self.healthy:
-            for verdict in alarms(verdicts).values():
-                self.note(f"  {'ALARM' if blames(verdict) else 'noted'} in {mode}: {verdict}")
+            for verdict in verdicts:
+                self.note(f"  ALARM in {mode}: {verdict}")
 
 
 def _stretches(job: Job, each: int) -> Iterator[tuple[str, int, list[Any]]]:
-    """Mode, steps and verdicts of every stretch that a job came to. The start before the first belongs to it."""
+    """Mode, steps and false alarms of every stretch that a job came to. The start before the first belongs to it."""
     lines = [json.loads(line) for line in job.modes.read_text().splitlines()] if job.modes.exists() else []
-    found = [verdict_of(record) for record in job.journal.of("Finding")]
+    found = false_alarms([verdict_of(record) for record in job.journal.of("Finding")])
     ends = [line["wall"] for line in lines[1:]] + [float("inf")]
     first = 0.0
     for line, end in zip(lines, ends, strict=True):
@@ -355,7 +355,7 @@ def results(bench: Bench) -> list[Result]:
     every = [score for case in bench.cases for score in scores(case)]
     must = [score for score in every if strong(score)]
     steps = sum(count for _, count, _ in bench.healthy)
-    false = sum(blames(v) for _, _, verdicts in bench.healthy for v in alarms(verdicts).values())
+    false = sum(len(verdicts) for _, _, verdicts in bench.healthy)
     wrong = sum(len(wrong_alarms(case)) for case in bench.cases)
     good = sum(len(alarms(case.verdicts)) - len(wrong_alarms(case)) for case in bench.cases)
     found: list[Result] = []

@@ -163,6 +163,19 @@ def blames(verdict: Verdict) -> bool:
     return verdict.kind not in QUIET and not (verdict.layer in ("storage", "dataloader") and not any(verdict.sets))
 
 
+def false_alarms(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """Every time that a finding of a healthy job began to blame, in order; one that ended may begin again."""
+    standing: set[int] = set()
+    begun = []
+    for verdict in verdicts:
+        if verdict.status == "ended" or not blames(verdict):
+            standing.discard(verdict.number)
+        elif verdict.number not in standing:
+            standing.add(verdict.number)
+            begun.append(verdict)
+    return begun
+
+
 def wilson(hits: int, count: int, z: float = 1.96) -> tuple[float, float]:
     """The 95 % interval of a proportion (Wilson 1927); (0, 1) for nothing counted."""
     if count == 0:

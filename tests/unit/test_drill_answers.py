@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 import pytest
-from drill_answers import Case, alarms, answer_of, blames, bootstrap, poisson, scores, verdict_of, wilson, wrong_alarms
+from drill_answers import (
+    Case,
+    alarms,
+    answer_of,
+    blames,
+    bootstrap,
+    false_alarms,
+    poisson,
+    scores,
+    verdict_of,
+    wilson,
+    wrong_alarms,
+)
 
 from keepstep.records.drills import DRILLS, DrillRequest
 
@@ -88,6 +100,14 @@ def test_a_stall_of_all_that_blames_nobody_is_no_false_alarm():
     blame = verdict_of(finding(2, 1.0, [{"rank": 1}], kind="noncommunication_hang", layer="storage"))
     assert (blames(stall), blames(blame)) == (False, True)
     assert sorted(alarms([stall, blame])) == [1, 2]
+
+
+def test_a_finding_that_comes_again_is_another_alarm():
+    def said(status: str, kind: str = "compute_slow") -> dict:
+        return finding(5, 1.0, [{"rank": 1}], kind=kind, status=status)
+
+    told = [said("new", "imbalance"), said("updated"), said("updated"), said("ended"), said("new"), said("ended")]
+    assert len(false_alarms([verdict_of(record) for record in told])) == 2
 
 
 def test_intervals_against_known_values():
