@@ -124,7 +124,7 @@ def _as_their_peers(pairs: PairHistory, fresh: list[Numbers]) -> None:
 
     At both its ends, so that one who merely waits for a late peer keeps its own.
     """
-    sent = np.median(pairs.values["sent"], axis=1)
+    sent = pairs.values["sent"].max(axis=1)
     for lane in (False, True):
         mine = np.flatnonzero((pairs.messages == lane) & (pairs.reverse >= 0) & (sent > 0))
         if len(mine) < _ENOUGH_CELLS:
@@ -147,7 +147,7 @@ def _verdicts(watch: Watch, excess: Numbers, step: int, *, lasted: float, margin
         return
     pairs = watch.pairs
     nodes = {rank: seen.node for rank, seen in watch.seen.items()}
-    cells = Cells(pairs.ranks, pairs.peers, excess, np.median(pairs.values["sent"], axis=1))
+    cells = Cells(pairs.ranks, pairs.peers, excess, pairs.values["sent"].max(axis=1))
     confidence = round(float(0.97 - 0.35 * np.exp(-max(margin - 1.0, 0.0))), 2)
     for suspects, slow in list(explain(cells, nodes))[:_MOST_FINDINGS]:
         worst = max(slow, key=lambda cell: float(excess[cell]))
