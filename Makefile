@@ -56,8 +56,10 @@ bench: setup
 	$(BIN)/python bench/transport.py
 	$(BIN)/python bench/recovery.py --rounds $(ROUNDS)
 	$(BIN)/python bench/recording.py
+	$(BIN)/python bench/fleet_scale.py
 	$(BIN)/python bench/planner_scale.py
 	$(BIN)/python bench/diagnosis.py
+	$(BIN)/python bench/flight_recorder.py
 
 clean:
 	rm -rf .venv build dist keepstep-runs .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

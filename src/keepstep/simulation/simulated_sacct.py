@@ -32,22 +32,27 @@ def _checked(lives: Lives) -> np.ndarray:
     return (lives.fate == 1) & (np.arange(len(lives.fate)) % 10 < 7)
 
 
-def _node_lists(lives: Lives, rows: np.ndarray) -> list[str]:
-    """The nodes of each of `rows` as Slurm writes them."""
-    width = np.maximum(lives.size[rows] // _GPUS_A_NODE, 1)
-    lane = lives.lane[rows]
+def _node_lists(lives: Lives, rows: np.ndarray) -> pa.Array:
+    """The nodes of each of `rows` as Slurm writes them: those of its lane, but for restarts and preempted jobs."""
+    lane, borrow = lives.lane[rows], lives.borrow[rows]
+    wide = np.maximum(lives.size[rows] // _GPUS_A_NODE, 1)
     first = np.where(lane >= 0, lives.lane_nodes[np.maximum(lane, 0)], 0)
-    lists = []
-    victims, restarts, borrow = lives.victim_node, lives.restarts, lives.borrow
-    for row, begin, wide in zip(rows.tolist(), first.tolist(), width.tolist(), strict=True):
-        if row in victims:
-            lists.append(f"node{victims[row]:05d}")
+    pairs, places = np.unique(first * 100_000 + wide, return_inverse=True)
+    words = np.array([_own_nodes(int(pair) // 100_000, int(pair) % 100_000) for pair in pairs] or [""], dtype=object)
+    lists = words[places]
+    for index in np.flatnonzero((lane < 0) | (borrow >= 0)).tolist():
+        row = int(rows[index])
+        if row in lives.victim_node:
+            lists[index] = f"node{lives.victim_node[row]:05d}"
             continue
-        taken = restarts.get(int(borrow[row]), [])[: wide - 1] if borrow[row] >= 0 else []
-        last = begin + wide - len(taken) - 1
-        own = f"node{begin:05d}" if last == begin else f"node[{begin:05d}-{last:05d}]"
-        lists.append(",".join([own, *(f"node{node:05d}" for node in taken)]))
-    return lists
+        taken = lives.restarts.get(int(borrow[index]), [])[: int(wide[index]) - 1]
+        own = _own_nodes(int(first[index]), int(wide[index]) - len(taken))
+        lists[index] = ",".join([own, *(f"node{node:05d}" for node in taken)])
+    return pa.array(lists, pa.string())
+
+
+def _own_nodes(first: int, wide: int) -> str:
+    return f"node{first:05d}" if wide == 1 else f"node[{first:05d}-{first + wide - 1:05d}]"
 
 
 def _time(seconds: np.ndarray) -> pa.Array:
@@ -58,17 +63,18 @@ def _time(seconds: np.ndarray) -> pa.Array:
 def sacct_tables(lives: Lives) -> Iterator[pa.Table]:
     """The rows of `sacct -D -X -P`, by time of submission, in pieces. All columns are text."""
     order = np.argsort(lives.submit, kind="stable")
+    work = _work(lives)
     for begin in range(0, len(order), _BATCH):
-        yield _table(lives, order[begin : begin + _BATCH])
+        yield _table(lives, order[begin : begin + _BATCH], work=work)
 
 
-def _table(lives: Lives, rows: np.ndarray) -> pa.Table:
+def _table(lives: Lives, rows: np.ndarray, *, work: np.ndarray) -> pa.Table:
     fate, size = lives.fate[rows], lives.size[rows]
     width = np.maximum(size // _GPUS_A_NODE, 1)
     checked = _checked(lives)[rows]
     states = np.where(checked, 2, fate)  # a failure that a check saw ends FAILED, the others NODE_FAIL
     job = pa.array(lives.run[rows] + 1000).cast(pa.string())
-    work = _work(lives)[rows]
+    work = work[rows]
     gpus = pa.array(size).cast(pa.string())
     nodes = pa.array(width).cast(pa.string())
     cpus = pa.array(size * 12).cast(pa.string())
@@ -96,7 +102,7 @@ def _table(lives: Lives, rows: np.ndarray) -> pa.Table:
             "NNodes": nodes,
             "NCPUS": cpus,
             "AllocTRES": tres,
-            "NodeList": pa.array(_node_lists(lives, rows), pa.string()),
+            "NodeList": _node_lists(lives, rows),
         }
     )
 

@@ -18,19 +18,19 @@ def merged(table: str, rows: pa.Table) -> pa.Table:
     waiting version of an attempt is left out where the same submission has a version that started.
     """
     first = TABLES[table].columns[0]
-    connection = duckdb.connect(":memory:", config={"threads": 2})
-    connection.register("rows", rows)
     if first.kind != "id" or first.name == "source_id" or table == "attempt_nodes":
-        return _distinct(table, connection)
+        return _distinct(table, rows)
     if len(np.unique(np.asarray(rows[first.name]))) < rows.num_rows:
-        rows = _chosen(table, rows, connection=connection)
+        rows = _chosen(table, rows)
     if table == "attempts":
         rows = _without_waiting(rows)
     return rows.sort_by(first.name) if table != "attempts" else rows
 
 
-def _distinct(table: str, connection: duckdb.DuckDBPyConnection) -> pa.Table:
+def _distinct(table: str, rows: pa.Table) -> pa.Table:
     """Rows that differ in more than their source."""
+    connection = duckdb.connect(":memory:", config={"threads": 2})
+    connection.register("rows", rows)
     names = arrow_schema(table).names
     same = [name for name in names if name != "source_id" or table == "kept_aside"]
     columns = ", ".join(f'"{name}"' if name in same else f'max("{name}") AS "{name}"' for name in names)
@@ -38,8 +38,10 @@ def _distinct(table: str, connection: duckdb.DuckDBPyConnection) -> pa.Table:
     return connection.sql(f"SELECT {columns} FROM rows GROUP BY {keys} ORDER BY {keys}").to_arrow_table()
 
 
-def _chosen(table: str, rows: pa.Table, *, connection: duckdb.DuckDBPyConnection) -> pa.Table:
+def _chosen(table: str, rows: pa.Table) -> pa.Table:
     """Rows with ids that occur several times become one each; the others are passed through."""
+    connection = duckdb.connect(":memory:", config={"threads": 2})
+    connection.register("rows", rows)
     key = TABLES[table].columns[0].name
     numbered = rows.append_column("_order", pa.array(range(rows.num_rows), pa.int64()))
     connection.register("numbered", numbered)

@@ -1,0 +1,178 @@
+"""A generated log of eleven months, 4 million jobs and 150 M GPU-hours with known truth: import and report.
+
+Import and report run as the command line does, each in a process of its own, whose wall time, processor time and peak
+memory are taken. The report's rate, ETTR by size and second-order share are held against what was planted. The same
+figures in vectorised pandas (`fleet_pandas.py`) from the same Parquet files give the ratio; Ray gives the same report.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fleet_log import write_log
+from harness import Result, options, report
+
+QUICK_ATTEMPTS, ALL_ATTEMPTS = 60_000, 4_000_000
+LIMIT_S, LIMIT_GIB, AIM = 300.0, 8.0, 5.0
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = options(__doc__.splitlines()[0])
+    parser.add_argument("--attempts", type=int, default=0, help="attempts to generate [4 million; --quick: 60,000]")
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument(
+        "--keep", type=Path, help="keep the log and the tables in this directory, and use what is there"
+    )
+    parser.add_argument("--skip-pandas", action="store_true")
+    parser.add_argument("--skip-ray", action="store_true")
+    args = parser.parse_args(argv)
+    attempts = args.attempts or (QUICK_ATTEMPTS if args.quick else ALL_ATTEMPTS)
+    with tempfile.TemporaryDirectory(prefix="keepstep-fleet-") as scratch:
+        folder = args.keep or Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        results = measure(folder, args, attempts=attempts)
+    report("fleet_scale", results, args.format)
+    return 0 if all(result.met for result in results) else 1
+
+
+def measure(folder: Path, args: Any, *, attempts: int) -> list[Result]:
+    truth = generated(folder, attempts=attempts, seed=args.seed)
+    fleet = folder / "fleet"
+    logs = [str(folder / name) for name in ("sacct.txt", "health.jsonl", "events.txt")]
+    results = [one("attempts", truth["attempts"], "jobs"), one("GPU-hours", truth["gpu_hours"] / 1e6, "M")]
+    imported = ran(["fleet", "import", *logs, "--into", str(fleet)], said="import")
+    reported = ran(["fleet", "report", str(fleet), "--format", "json"], said="report", output=folder / "report.json")
+    full = attempts >= ALL_ATTEMPTS
+    results += [
+        one("import", imported["wall"], "s"),
+        one("import, processor time", imported["cpu"], "s"),
+        one("report", reported["wall"], "s"),
+        one("report, processor time", reported["cpu"], "s"),
+        limit("import and report", imported["wall"] + reported["wall"], "s", at_most=LIMIT_S if full else None),
+        limit("peak memory", max(imported["gib"], reported["gib"]), "GiB", at_most=LIMIT_GIB),
+    ]
+    found = json.loads((folder / "report.json").read_text())["sections"]
+    results += against_truth(found, truth)
+    if not args.skip_pandas:
+        results += against_pandas(fleet, found)
+    if not args.skip_ray:
+        results += against_ray(fleet, folder)
+    return results
+
+
+def generated(folder: Path, *, attempts: int, seed: int) -> dict[str, Any]:
+    """The truth about the log in `folder`, which is written if it is not there."""
+    if not (folder / "truth.json").exists():
+        print(f"generating {attempts} attempts", file=sys.stderr)
+        write_log(folder, attempts=attempts, rng=np.random.default_rng(seed))
+    return json.loads((folder / "truth.json").read_text())
+
+
+def ran(words: list[str], *, said: str, output: Path | None = None) -> dict[str, float]:
+    """Wall and processor seconds and peak GiB of one command of keepstep."""
+    print(said, file=sys.stderr)
+    began = time.perf_counter()
+    with open(output or os.devnull, "wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "keepstep.cli", *words], stdout=file, stderr=subprocess.DEVNULL
+        )
+        _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode != 0:
+        raise SystemExit(f"keepstep {' '.join(words)} ended with {process.returncode}")
+    return {
+        "wall": time.perf_counter() - began,
+        "cpu": used.ru_utime + used.ru_stime,
+        "gib": used.ru_maxrss / 1024**2,
+    }
+
+
+def one(name: str, value: float, unit: str) -> Result:
+    return Result(name, float(value), unit, None, True, (float(value), float(value)))
+
+
+def limit(name: str, value: float, unit: str, *, at_most: float | None) -> Result:
+    return Result(name, value, unit, at_most, at_most is None or value <= at_most, (value, value))
+
+
+def within(name: str, value: float, unit: str, *, truth: float, interval: tuple[float, float]) -> Result:
+    """A figure with its interval, which is to hold the truth."""
+    return Result(name, value, unit, truth, interval[0] <= truth <= interval[1], interval)
+
+
+def rate_said(found: dict[str, Any]) -> tuple[float, tuple[float, float]]:
+    words = next(line for line in found["rates"]["words"] if line.startswith("r_f"))
+    value, low, high = re.search(r": ([\d.]+) \[([\d.]+), ([\d.]+)\]", words).groups()
+    return float(value), (float(low), float(high))
+
+
+def against_truth(found: dict[str, Any], truth: dict[str, Any]) -> list[Result]:
+    rate, interval = rate_said(found)
+    results = [within("failures per 1000 node-days", rate, "", truth=truth["rate_per_1000"], interval=interval)]
+    second = found["second_order"]["sheets"]["second_order"]["rows"][0]
+    share = truth["second_order_share"]
+    results.append(
+        within("second-order share", second["share"], "", truth=share, interval=(second["low"], second["high"]))
+    )
+    planted = {int(size): value for size, value in truth["ettr"].items()}
+    rows = {row["group"]: row for row in found["ettr"]["sheets"]["ettr_size"]["rows"]}
+    for size, value in sorted(planted.items()):
+        row = rows.get(f"{size // 2 + 1}-{size}")
+        if row is not None and size > 8:
+            results.append(
+                within(f"ETTR of {size} GPUs", row["of_sums"], "", truth=value, interval=(row["low"], row["high"]))
+            )
+    return results
+
+
+def against_pandas(fleet: Path, found: dict[str, Any]) -> list[Result]:
+    """The same figures from the same tables: pandas in one process, ours (derive and report) in another, in one run."""
+    print("pandas", file=sys.stderr)
+    began, used = time.perf_counter(), time.process_time()
+    import fleet_pandas
+
+    theirs = fleet_pandas.analyse(fleet)
+    wall, cpu = time.perf_counter() - began, time.process_time() - used
+    ours = ran(["fleet", "taxonomy", str(fleet)], said="derive")
+    rate, _ = rate_said(found)
+    share = found["second_order"]["sheets"]["second_order"]["rows"][0]["share"]
+    same = abs(theirs["rate_per_1000"] - rate) < 0.01 and abs(theirs["second_order_share"] - share) < 1e-3
+    return [
+        one("pandas, the same figures", wall, "s"),
+        one("pandas, processor time", cpu, "s"),
+        one("derive", ours["wall"], "s"),
+        one("derive, processor time", ours["cpu"], "s"),
+        Result(
+            "derive against pandas, processor time",
+            cpu / ours["cpu"],
+            "x",
+            AIM,
+            cpu / ours["cpu"] >= AIM,
+            (cpu / ours["cpu"],) * 2,
+        ),
+        Result("pandas and report agree", float(same), "", 1.0, same, (float(same),) * 2),
+    ]
+
+
+def against_ray(fleet: Path, folder: Path) -> list[Result]:
+    """The report by Ray tasks says the same."""
+    words = ["fleet", "report", str(fleet), "--format", "json", "--engine"]
+    ray = ran([*words, "ray"], said="ray", output=folder / "ray.json")
+    same = json.loads((folder / "ray.json").read_text()) == json.loads((folder / "report.json").read_text())
+    return [
+        one("report by Ray tasks", ray["wall"], "s"),
+        Result("the same report", float(same), "", 1.0, same, (float(same),) * 2),
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
