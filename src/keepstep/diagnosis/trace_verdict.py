@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from keepstep.diagnosis.whatif import WhatIf, what_if
@@ -19,6 +21,7 @@ _MOST = 0.5
 _SAME_CAUSE = 0.9
 """Correlation of forward and backward times of a micro-batch from which its sequence length is the cause (5.3)."""
 _SLOW_WORKER = 1.15
+_SHOWN = 4
 
 
 def diagnose_trace(trace: OperationTrace) -> tuple[Finding, ...]:
@@ -101,7 +104,15 @@ def _figures_in_words(figures: WhatIf) -> tuple[str, ...]:
         f"slow-down {figures.slow_down:.3f}",
         f"the slowest {len(figures.slowest_workers)} of {len(figures.by_worker)} workers explain "
         f"{figures.slowest_share:.1%} of it, the last stage {figures.last_stage_share:.1%}",
+        "slow-down if only one of them kept its own durations: "
+        + f"replicas {_most(figures.by_dp)}; stages {_most(figures.by_stage)}; operations {_most(figures.by_kind)}",
     )
+
+
+def _most(slow_downs: Mapping[int, float] | Mapping[str, float]) -> str:
+    """The largest few of the slow-downs, with their names."""
+    ordered = sorted(slow_downs.items(), key=lambda item: -item[1])
+    return ", ".join(f"{name} {value:.3f}" for name, value in ordered[:_SHOWN])
 
 
 def _slow_workers(trace: OperationTrace, figures: WhatIf) -> list[tuple[tuple[int, int], float]]:

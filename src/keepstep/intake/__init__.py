@@ -1,7 +1,8 @@
 """What other tools wrote, turned into records.
 
-An empty room: readers for PyTorch Flight Recorder dumps, NCCL logs, scheduler accounting, topology files and public
-failure traces will live here. They may import `records` and `errors`, and they decide nothing.
+A reader recognises a format by its head and yields neutral records (`records.evidence`): dumps, logs and stacks, tables,
+traces, health checks, accounting of schedulers, topologies. Readers import `records` and `errors`, and they decide
+nothing. Everything they read is bounded, and nothing of it is executed.
 """
 
 __all__: list[str] = []
