@@ -57,7 +57,7 @@ def symptoms_of(case: LogCase) -> list[Finding]:
         return []
     killed = [pair for pair in seen if pair[0].fields.get("signal") in ("SIGKILL", "SIGSEGV", "SIGBUS")]
     if killed:
-        return [_killed(case, killed[0][0], len(seen))]
+        return [_killed(case, killed[0][0], number=len(seen))]
     event, meaning = max(seen, key=lambda pair: pair[1].confidence)
     return [
         Finding(
@@ -196,7 +196,7 @@ def _weaker(finding: Finding) -> Finding:
     )
 
 
-def _killed(case: LogCase, event: LogEvent, number: int) -> Finding:
+def _killed(case: LogCase, event: LogEvent, *, number: int) -> Finding:
     """A process that a signal ended, without a line that says why."""
     signal = event.fields["signal"]
     suspect = suspect_of(event, device=False)

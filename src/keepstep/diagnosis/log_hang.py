@@ -33,16 +33,16 @@ def hang_findings(case: LogCase) -> list[Finding]:
         found = _with_quotes(found, report)
         if not any(finding.kind != "undetermined" for finding in found):
             found = _without_numbers(case, report) or found
-    return _merged([_explained(case, finding, report) for finding in found])
+    return _merged([_explained(case, finding, report=report) for finding in found])
 
 
 def explained_by_logs(
-    findings: Iterable[Finding], events: Iterable[LogEvent], stacks: Iterable[StackSample]
+    findings: Iterable[Finding], events: Iterable[LogEvent], *, stacks: Iterable[StackSample]
 ) -> list[Finding]:
     """Findings of dumps about ranks that did not come, with what logs and stacks of these ranks say they did."""
     case = LogCase(events, stacks)
     report = hang_report(case)
-    return [_explained(case, finding, report) for finding in findings]
+    return [_explained(case, finding, report=report) for finding in findings]
 
 
 def _compares(report: HangReport, world: int | None) -> bool:
@@ -120,7 +120,7 @@ def _without_numbers(case: LogCase, report: HangReport) -> list[Finding]:
     evidence += [quotation(event) for event in list(report.waiting.values())[:3]]
     bars = unfinished_bars(case)
     if bars:
-        return [_prepares(bars[0], waiting, others, evidence)]
+        return [_prepares(bars[0], waiting, others=others, evidence=evidence)]
     if others and len(others) <= len(waiting):
         evidence.append(
             f"nothing was heard of the time-out from {listed(others)}"
@@ -155,7 +155,7 @@ def _without_numbers(case: LogCase, report: HangReport) -> list[Finding]:
     ]
 
 
-def _prepares(activity: Activity, waiting: list[int], others: list[int], evidence: list[str]) -> Finding:
+def _prepares(activity: Activity, waiting: list[int], *, others: list[int], evidence: list[str]) -> Finding:
     """Somebody still prepares data, loads or evaluates while others wait already."""
     rank = activity.event.rank
     suspects: tuple[tuple[Suspect, ...], ...] = ()
@@ -181,7 +181,7 @@ def _prepares(activity: Activity, waiting: list[int], others: list[int], evidenc
     )
 
 
-def _explained(case: LogCase, finding: Finding, report: HangReport) -> Finding:
+def _explained(case: LogCase, finding: Finding, *, report: HangReport) -> Finding:
     """A rank that did not come, with what its own lines say it did instead."""
     ranks = [suspect.rank for group in finding.suspects for suspect in group if suspect.rank is not None]
     if finding.kind != "noncommunication_hang" or finding.layer != "undetermined" or not ranks:
@@ -192,7 +192,7 @@ def _explained(case: LogCase, finding: Finding, report: HangReport) -> Finding:
         return msgspec.structs.replace(finding, layer=layers.pop(), confidence=0.9)
     elsewhere = [event for event in case.of("peer_closed", "gloo_timeout") if event.rank in ranks and _gloo(event.text)]
     if elsewhere and {event.rank for event in elsewhere} == set(ranks):
-        return _went_elsewhere(finding, ranks, [quotation(event) for event in elsewhere], idle=report.idle)
+        return _went_elsewhere(finding, ranks, quotes=[quotation(event) for event in elsewhere], idle=report.idle)
     activities = [found for rank in ranks if (found := activity_of(case, rank)) is not None]
     activities = activities or [found for whom, found in claimed_activity(case) if set(whom) & set(ranks)]
     activities = activities or [found for found in unfinished_bars(case) if found.event.rank is None]
@@ -208,7 +208,7 @@ def _gloo(text: str) -> bool:
     return "gloo" in text.lower() or "unbound_buffer" in text or "monitoredBarrier" in text
 
 
-def _went_elsewhere(finding: Finding, ranks: list[int], quotes: list[str], *, idle: frozenset[int]) -> Finding:
+def _went_elsewhere(finding: Finding, ranks: list[int], *, quotes: list[str], idle: frozenset[int]) -> Finding:
     """Ranks that did not come are alive in a collective of another backend: they took another way in the program."""
     alive = " and answered with nothing unfinished" if set(ranks) <= idle else ""
     return msgspec.structs.replace(

@@ -38,11 +38,11 @@ def health_findings(case: LogCase) -> list[Finding]:
     reasons = {id(event): _reason(case, event) for event in failed}
     hardware = [event for event in failed if not _is_setting(event, reasons[id(event)])]
     if not hardware:
-        return [_only_settings(failed, passed, reasons)]
+        return [_only_settings(failed, passed, reasons=reasons)]
     by_layer: dict[Layer, list[LogEvent]] = defaultdict(list)
     for event in hardware:
         by_layer[_layer(event, reasons[id(event)])].append(event)
-    return [_broken(layer, events, reasons) for layer, events in by_layer.items()]
+    return [_broken(layer, events, reasons=reasons) for layer, events in by_layer.items()]
 
 
 def _reason(case: LogCase, event: LogEvent) -> str:
@@ -84,7 +84,7 @@ def _fine(checks: list[LogEvent], passed: list[LogEvent]) -> Finding:
     )
 
 
-def _only_settings(failed: list[LogEvent], passed: list[LogEvent], reasons: dict[int, str]) -> Finding:
+def _only_settings(failed: list[LogEvent], passed: list[LogEvent], *, reasons: dict[int, str]) -> Finding:
     names = sorted({event.fields.get("test", "") for event in passed})
     said = list(dict.fromkeys(reasons[id(event)].strip(" |") or event.fields.get("test", "") for event in failed))
     return Finding(
@@ -100,7 +100,7 @@ def _only_settings(failed: list[LogEvent], passed: list[LogEvent], reasons: dict
     )
 
 
-def _broken(layer: Layer, events: list[LogEvent], reasons: dict[int, str]) -> Finding:
+def _broken(layer: Layer, events: list[LogEvent], *, reasons: dict[int, str]) -> Finding:
     kind: FindingKind = "communication_slow" if layer == "hardware_link" else "crash"
     devices: dict[tuple[str | None, str | None], LogEvent] = {}
     for event in events:

@@ -52,7 +52,7 @@ def _row(event: LogEvent) -> Finding:
     }
     phase = event.fields.get("phase", "")
     if event.fields.get("peers") == "median" and len(values) == 2:
-        return _against_median(event, values, phase)
+        return _against_median(event, values, phase=phase)
     if len(values) < 3:
         return _too_little(event, "two numbers show that two ranks differ, not which of them is wrong")
     low, high = min(values, key=lambda rank: values[rank]), max(values, key=lambda rank: values[rank])
@@ -61,11 +61,15 @@ def _row(event: LogEvent) -> Finding:
     if phase in _LOWEST_IS_WRONG:
         middle, gap = _gap(values, low)
         if -gap > max(_SPREADS * _spread(values, low), (1 - _LEAST_WAIT) * middle):
-            return _slow(event, low, _LOW_SAYS[phase].format(rank=low, value=values[low], middle=middle), phase)
+            return _slow(
+                event, low, says=_LOW_SAYS[phase].format(rank=low, value=values[low], middle=middle), phase=phase
+            )
     else:
         middle, gap = _gap(values, high)
         if gap > max(_SPREADS * _spread(values, high), _SHARE * middle):
-            return _slow(event, high, f"rank {high} takes {values[high]:g} where the others take {middle:g}", phase)
+            return _slow(
+                event, high, says=f"rank {high} takes {values[high]:g} where the others take {middle:g}", phase=phase
+            )
     names = f"rank {low} is lowest ({values[low]:g}), rank {high} highest ({values[high]:g})"
     return _too_little(event, f"{names}: too close for a verdict without the spread over the steps")
 
@@ -106,15 +110,15 @@ def _spread(values: dict[int, float], rank: int) -> float:
     return max(others) - min(others)
 
 
-def _against_median(event: LogEvent, values: dict[int, float], phase: str) -> Finding:
+def _against_median(event: LogEvent, values: dict[int, float], *, phase: str) -> Finding:
     """The first rank against the one that stands for the median of all."""
     (rank, value), (_, middle) = values.items()
     if phase != "communication" and value > _AGAINST_MEDIAN * middle:
-        return _slow(event, rank, f"rank {rank} takes {value:g} where the median is {middle:g}", phase)
+        return _slow(event, rank, says=f"rank {rank} takes {value:g} where the median is {middle:g}", phase=phase)
     return _too_little(event, f"{value:g} against a median of {middle:g} is no clear difference")
 
 
-def _slow(event: LogEvent, rank: int, says: str, phase: str) -> Finding:
+def _slow(event: LogEvent, rank: int, *, says: str, phase: str) -> Finding:
     layer = _LAYERS.get(phase, "application")
     doubt = (
         () if phase in _LAYERS else ("clocks and temperature of its device are not given: the device is not excluded",)

@@ -9,7 +9,7 @@ import msgspec
 
 __all__ = ["Pattern", "PatternIndex", "events_of", "pattern"]
 
-Refine = Callable[[str, dict[str, str]], dict[str, str] | None]
+_Refine = Callable[[str, dict[str, str]], dict[str, str] | None]
 """Looks at line and fields and gives better fields, or None: it was not that after all."""
 
 
@@ -19,7 +19,7 @@ class Pattern(msgspec.Struct, frozen=True):
     kind: str
     words: tuple[str, ...]
     expression: re.Pattern[str]
-    refine: Refine | None = None
+    refine: _Refine | None = None
 
     def fields_in(self, text: str) -> dict[str, str] | None:
         """The fields of the event in `text`; None if there is none."""
@@ -59,6 +59,6 @@ def events_of(patterns: Iterable[Pattern], text: str) -> list[tuple[str, dict[st
     return list(found.items())
 
 
-def pattern(kind: str, words: str, *, expression: str, refine: Refine | None = None) -> Pattern:
+def pattern(kind: str, words: str, *, expression: str, refine: _Refine | None = None) -> Pattern:
     """A pattern; `words` are separated by `|`. Case does not matter in the expression."""
     return Pattern(kind, tuple(words.lower().split("|")), re.compile(expression, re.IGNORECASE), refine)

@@ -25,7 +25,7 @@ from keepstep.intake.pasted_table import TableRows
 from keepstep.intake.pasted_text import PastedText
 from keepstep.intake.phase_text import PHASE_PATTERNS
 from keepstep.intake.reading import opened
-from keepstep.intake.stacks import StackCollector
+from keepstep.intake.stack_text import StackCollector
 from keepstep.intake.tracebacks import Tracebacks
 from keepstep.records.evidence import Evidence, LogEvent, Unread
 

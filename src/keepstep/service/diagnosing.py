@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 
 from keepstep.diagnosis.dump_verdict import diagnose_dumps
+from keepstep.diagnosis.log_findings import diagnose_logs
 from keepstep.diagnosis.log_hang import explained_by_logs
-from keepstep.diagnosis.logs import diagnose_logs
 from keepstep.errors import KeepstepError, RecordError
 from keepstep.intake.dumps import DUMP_READERS
 from keepstep.intake.health_text import READER as HEALTH_READER
@@ -33,7 +33,7 @@ _MOST_EVENTS = 1_000_000
 _TELL_BYTES = 64 << 20
 _TELL_FILES = 500
 
-Tell = Callable[[str], None]
+_Tell = Callable[[str], None]
 
 
 class Diagnosis(msgspec.Struct, frozen=True):
@@ -49,7 +49,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
         return 0 if all(finding.kind == "healthy" for finding in self.findings) else 1
 
 
-def diagnose_paths(paths: list[Path], *, tell: Tell = lambda _: None) -> Diagnosis:
+def diagnose_paths(paths: list[Path], *, tell: _Tell = lambda _: None) -> Diagnosis:
     """Diagnose everything below `paths` as one job. `tell` is told about long work.
 
     Raises UsageError if a path does not exist or there is nothing to read, RecordError if nothing could be read.
@@ -88,7 +88,7 @@ class _Gathered:
         self.unread = unread
         self._full = False
 
-    def read_file(self, path: Path, tell: Tell) -> None:
+    def read_file(self, path: Path, tell: _Tell) -> None:
         """Ask the readers in turn; the first that recognises the file and can read it counts."""
         try:
             if path.stat().st_size > _TELL_BYTES:
@@ -158,7 +158,7 @@ def _together(run_findings: list[Finding], gathered: _Gathered) -> list[Finding]
     """Findings of all sources: those that say nothing step back where another source says something."""
     dumps = diagnose_dumps(gathered.others)  # type: ignore[arg-type]
     logs = diagnose_logs(gathered.events, gathered.stacks)
-    explained = explained_by_logs(dumps, gathered.events, gathered.stacks)
+    explained = explained_by_logs(dumps, gathered.events, stacks=gathered.stacks)
     sources = (run_findings, explained, logs)
     deciding = [source for source in sources if any(_decides(finding) for finding in source)]
     found = _without_doubles(finding for source in deciding or sources for finding in source)
