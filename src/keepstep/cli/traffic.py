@@ -12,19 +12,19 @@ from keepstep.cli.options import Printed, TextOrJson
 
 __all__ = ["Stage", "add_to", "export", "model", "observe", "plan", "published", "show", "site"]
 
-TopologyFile = Annotated[Path, typer.Argument(metavar="TOPOLOGY", help="Topology file of any kind.")]
-JobFiles = Annotated[list[Path], typer.Argument(metavar="JOB...", help="Job files (YAML).")]
-Gbps = Annotated[float, typer.Option(help="Gbit/s of a NIC port where the file does not say.")]
-UplinkGbps = Annotated[float, typer.Option(help="Gbit/s of a cable where the file does not say; 0: as a port.")]
-Spines = Annotated[int, typer.Option(min=1, help="Switches that each one above the leaves stands for.")]
-HostNics = Annotated[Path | None, typer.Option(help="NCCL topology XML of one host; every host gets its NICs.")]
-Svg = Annotated[Path | None, typer.Option(help="Draw it into this file.")]
-Down = Annotated[list[str] | None, typer.Option(help="A link `leaf0>spine1` or a switch that is down; many times.")]
-Efficiency = Annotated[float, typer.Option(min=0.01, max=1.0, help="Part of a link's rate that payload reaches.")]
-Seeds = Annotated[int, typer.Option(min=1, max=1000, help="Hash functions tried.")]
-Everything = Annotated[bool, typer.Option("--everything", help="Plan also what is better left to hashing.")]
-ByBytes = Annotated[bool, typer.Option("--by-bytes", help="Weigh flows by their bytes, do not count them.")]
-Parts = Annotated[int, typer.Option(min=1, max=64, help="Connections that share the bytes of an edge.")]
+_TopologyFile = Annotated[Path, typer.Argument(metavar="TOPOLOGY", help="Topology file of any kind.")]
+_JobFiles = Annotated[list[Path], typer.Argument(metavar="JOB...", help="Job files (YAML).")]
+_Gbps = Annotated[float, typer.Option(help="Gbit/s of a NIC port where the file does not say.")]
+_UplinkGbps = Annotated[float, typer.Option(help="Gbit/s of a cable where the file does not say; 0: as a port.")]
+_Spines = Annotated[int, typer.Option(min=1, help="Switches that each one above the leaves stands for.")]
+_HostNics = Annotated[Path | None, typer.Option(help="NCCL topology XML of one host; every host gets its NICs.")]
+_Svg = Annotated[Path | None, typer.Option(help="Draw it into this file.")]
+_Down = Annotated[list[str] | None, typer.Option(help="A link `leaf0>spine1` or a switch that is down; many times.")]
+_Efficiency = Annotated[float, typer.Option(min=0.01, max=1.0, help="Part of a link's rate that payload reaches.")]
+_Seeds = Annotated[int, typer.Option(min=1, max=1000, help="Hash functions tried.")]
+_Everything = Annotated[bool, typer.Option("--everything", help="Plan also what is better left to hashing.")]
+_ByBytes = Annotated[bool, typer.Option("--by-bytes", help="Weigh flows by their bytes, do not count them.")]
+_Parts = Annotated[int, typer.Option(min=1, max=64, help="Connections that share the bytes of an edge.")]
 
 
 class Stage(StrEnum):
@@ -44,12 +44,12 @@ def add_to(app: typer.Typer) -> None:
 
 
 def show(
-    topology: TopologyFile,
-    gbps: Gbps = 100.0,
-    uplink_gbps: UplinkGbps = 0.0,
-    spines: Spines = 1,
-    host_nics: HostNics = None,
-    svg: Svg = None,
+    topology: _TopologyFile,
+    gbps: _Gbps = 100.0,
+    uplink_gbps: _UplinkGbps = 0.0,
+    spines: _Spines = 1,
+    host_nics: _HostNics = None,
+    svg: _Svg = None,
     yaml: Annotated[Path | None, typer.Option(help="Write it in our own format into this file.")] = None,
     format: Printed = TextOrJson.text,
 ) -> int:
@@ -72,18 +72,18 @@ def show(
 
 
 def plan(
-    topology: TopologyFile,
-    jobs: JobFiles,
-    gbps: Gbps = 100.0,
-    uplink_gbps: UplinkGbps = 0.0,
-    spines: Spines = 1,
-    host_nics: HostNics = None,
-    down: Down = None,
-    parts: Parts = 1,
-    by_bytes: ByBytes = False,
-    everything: Everything = False,
+    topology: _TopologyFile,
+    jobs: _JobFiles,
+    gbps: _Gbps = 100.0,
+    uplink_gbps: _UplinkGbps = 0.0,
+    spines: _Spines = 1,
+    host_nics: _HostNics = None,
+    down: _Down = None,
+    parts: _Parts = 1,
+    by_bytes: _ByBytes = False,
+    everything: _Everything = False,
     routes: Annotated[bool, typer.Option("--routes", help="Print every route.")] = False,
-    svg: Svg = None,
+    svg: _Svg = None,
     format: Printed = TextOrJson.text,
 ) -> int:
     """Plan the flows of some jobs together, and say how far from the best possible the plan is."""
@@ -103,16 +103,16 @@ def plan(
 
 
 def model(
-    topology: TopologyFile,
-    jobs: JobFiles,
-    gbps: Gbps = 100.0,
-    uplink_gbps: UplinkGbps = 0.0,
-    spines: Spines = 1,
-    host_nics: HostNics = None,
-    down: Down = None,
-    parts: Parts = 1,
-    seeds: Seeds = 20,
-    efficiency: Efficiency = 1.0,
+    topology: _TopologyFile,
+    jobs: _JobFiles,
+    gbps: _Gbps = 100.0,
+    uplink_gbps: _UplinkGbps = 0.0,
+    spines: _Spines = 1,
+    host_nics: _HostNics = None,
+    down: _Down = None,
+    parts: _Parts = 1,
+    seeds: _Seeds = 20,
+    efficiency: _Efficiency = 1.0,
     format: Printed = TextOrJson.text,
 ) -> int:
     """Predict transfer times with the plan and with hashing (equal-cost multipath). All figures are modelled."""
@@ -128,15 +128,15 @@ def model(
 
 def observe(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory with recorder rings.")],
-    topology: TopologyFile,
+    topology: _TopologyFile,
     hosts: Annotated[str, typer.Option(help="Hosts the ranks sat on, in order, as `h[0-3]`; else the journal's.")] = "",
     job: Annotated[str, typer.Option(help="Name of the job.")] = "run",
     steps: Annotated[int, typer.Option(min=0, help="Steps to price; 0: those recorded.")] = 0,
-    gbps: Gbps = 100.0,
-    uplink_gbps: UplinkGbps = 0.0,
-    spines: Spines = 1,
-    seeds: Seeds = 20,
-    efficiency: Efficiency = 1.0,
+    gbps: _Gbps = 100.0,
+    uplink_gbps: _UplinkGbps = 0.0,
+    spines: _Spines = 1,
+    seeds: _Seeds = 20,
+    efficiency: _Efficiency = 1.0,
     format: Printed = TextOrJson.text,
 ) -> int:
     """The flows that a recorded run sent, and the part of its waiting that collisions explain, in GPU-hours."""
@@ -150,12 +150,12 @@ def observe(
 
 
 def export(
-    topology: TopologyFile,
-    jobs: JobFiles,
-    gbps: Gbps = 100.0,
-    uplink_gbps: UplinkGbps = 0.0,
-    spines: Spines = 1,
-    host_nics: HostNics = None,
+    topology: _TopologyFile,
+    jobs: _JobFiles,
+    gbps: _Gbps = 100.0,
+    uplink_gbps: _UplinkGbps = 0.0,
+    spines: _Spines = 1,
+    host_nics: _HostNics = None,
     traffic_class: Annotated[
         int | None, typer.Option(help="NCCL_IB_TC; the class that switches keep lossless.")
     ] = None,
@@ -176,18 +176,18 @@ def site(
     start: Annotated[Path | None, typer.Option(help="Begin a site with this topology file.")] = None,
     arrive: Annotated[list[Path] | None, typer.Option(help="A job that comes (job file); many times.")] = None,
     leave: Annotated[list[str] | None, typer.Option(help="A job that goes; many times.")] = None,
-    down: Down = None,
+    down: _Down = None,
     up: Annotated[list[str] | None, typer.Option(help="A link or switch that is back; many times.")] = None,
     outcome: Annotated[float | None, typer.Option(help="Measured gain of the newest arrival, such as 1.4.")] = None,
     stage: Annotated[Stage, typer.Option(help="How far plans are trusted.")] = Stage.advise,
     low_priority: Annotated[int, typer.Option(help="Jobs up to this priority are planned from stage two on.")] = 0,
     large_ranks: Annotated[int, typer.Option(help="Ranks from which a known job is planned in stage three.")] = 64,
-    gbps: Gbps = 100.0,
-    uplink_gbps: UplinkGbps = 0.0,
-    spines: Spines = 1,
-    by_bytes: ByBytes = False,
-    everything: Everything = False,
-    svg: Svg = None,
+    gbps: _Gbps = 100.0,
+    uplink_gbps: _UplinkGbps = 0.0,
+    spines: _Spines = 1,
+    by_bytes: _ByBytes = False,
+    everything: _Everything = False,
+    svg: _Svg = None,
     format: Printed = TextOrJson.text,
 ) -> int:
     """The plan of a site over all its jobs, kept in DIR: change it, and print what is in force and what happened."""
@@ -210,7 +210,7 @@ def site(
     return 0
 
 
-def published(seeds: Seeds = 20, format: Printed = TextOrJson.text) -> int:
+def published(seeds: _Seeds = 20, format: Printed = TextOrJson.text) -> int:
     """The figures of C4P as the model gives them from the inputs of its test, beside those published."""
     from keepstep.service.traffic_text import published_text
     from keepstep.traffic.published import c4p_figures

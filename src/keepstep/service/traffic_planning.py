@@ -66,7 +66,7 @@ def modelled_jobs(planner: Planner, *, seeds: int, efficiency: float) -> tuple[C
     flows = [flow for job in planner.jobs for flow in planner.flows(job)]
     if not flows:
         raise TrafficError("no flow of these jobs leaves its leaf; there is nothing to compare")
-    return compare(flows, planner.routes(), planner.network, seeds=range(seeds), efficiency=efficiency)
+    return compare(flows, planner.routes(), network=planner.network, seeds=range(seeds), efficiency=efficiency)
 
 
 def priced_run(
@@ -81,9 +81,10 @@ def priced_run(
     if not flows:
         raise UsageError("nothing that was recorded leaves a leaf of this topology", remedy="see --hosts")
     network = planner.network
-    ideal = model(flows, planner.routes(), network, efficiency=efficiency)
+    ideal = model(flows, planner.routes(), network=network, efficiency=efficiency)
     hashed = [
-        model(flows, hashed_routes(flows, network, seed=seed), network, efficiency=efficiency) for seed in range(seeds)
+        model(flows, hashed_routes(flows, network, seed=seed), network=network, efficiency=efficiency)
+        for seed in range(seeds)
     ]
     return observed, collision_cost(observed, ideal, actual=hashed, steps=steps or observed.steps)
 

@@ -50,7 +50,7 @@ def observed_run(directory: Path, *, job: str, hosts: Sequence[str] = ()) -> Obs
     """
     rings = rings_of(directory)
     seats = seats_on(sorted(rings), hosts) if hosts else _from_journal(directory, sorted(rings))
-    return observe(job, rings, seats)
+    return observe(job, rings, seats=seats)
 
 
 def _from_journal(directory: Path, ranks: Sequence[int]) -> list[Seat]:

@@ -251,7 +251,7 @@ class TrafficSite:
         flows = [flow for flow in flows if flow.name in known]
         if len(flows) > _MODELLED_FLOWS or not any(flow.job == job for flow in flows):
             return None
-        found = compare(flows, routes, self.planner.network, seeds=_SEEDS)
+        found = compare(flows, routes, network=self.planner.network, seeds=_SEEDS)
         return next(one.gain for one in found if one.job == job)
 
 

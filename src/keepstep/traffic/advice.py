@@ -57,7 +57,7 @@ def worth_planning(
     advice = []
     for use in demand.uses:
         inputs = _inputs(use, by_use[use.name], demand=demand, network=network, leaving=leaving)
-        inputs["other_flows_on_leaf"] = float(_most(by_use[use.name], network, others or {}))
+        inputs["other_flows_on_leaf"] = float(_most(by_use[use.name], network, others=others or {}))
         answer = _judge(use, inputs, policy=policy, job=demand.job)
         advice.append(answer)
         if answer.plan:
@@ -121,7 +121,7 @@ def _inputs(
     }
 
 
-def _most(flows: list[Flow], network: Network, others: Mapping[str, int]) -> int:
+def _most(flows: list[Flow], network: Network, *, others: Mapping[str, int]) -> int:
     return max((others.get(_leaf(network, flow.source), 0) for flow in flows), default=0)
 
 

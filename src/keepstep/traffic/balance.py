@@ -17,7 +17,7 @@ from keepstep.traffic.relaxation import Commodity, cut_bound, relax
 
 __all__ = ["Balance"]
 
-Leaves = tuple[str, str]
+_Leaves = tuple[str, str]
 _CLOSE = 1e-9
 
 
@@ -29,12 +29,12 @@ class Balance:
         self.moved: dict[int, tuple[str, ...]] = {}
         self.path_of: dict[int, tuple[str, ...]] = {}
         self._reference = reference_gbps
-        self._flows: dict[int, tuple[Leaves, float]] = {}
+        self._flows: dict[int, tuple[_Leaves, float]] = {}
         self._link: dict[tuple[str, str], int] = {}
         self._capacity = np.zeros(0)
         self._load = np.zeros(0)
         self._on: list[dict[int, None]] = []
-        self._ways: dict[Leaves, tuple[tuple[tuple[str, ...], ...], npt.NDArray[np.int64]]] = {}
+        self._ways: dict[_Leaves, tuple[tuple[tuple[str, ...], ...], npt.NDArray[np.int64]]] = {}
 
     @property
     def max_load(self) -> float:
@@ -67,7 +67,9 @@ class Balance:
         for flow in sorted(flows, key=lambda number: -flows[number][2]):
             leaves, weight = self._flows[flow]
             wanted = share.get(leaves)
-            self._put(flow, self._best(leaves, weight) if wanted is None else self._most_wanted(leaves, wanted, weight))
+            self._put(
+                flow, self._best(leaves, weight) if wanted is None else self._most_wanted(leaves, wanted, weight=weight)
+            )
         self.improve(moves=4 * len(flows))
 
     def add(self, flow: int, *, source: str, destination: str, weight: float) -> None:
@@ -150,7 +152,7 @@ class Balance:
                 best = (float(after[way]), flow, way)
         return None if best is None else (best[1], best[2])
 
-    def _candidates(self, leaves: Leaves) -> tuple[tuple[tuple[str, ...], ...], npt.NDArray[np.int64]]:
+    def _candidates(self, leaves: _Leaves) -> tuple[tuple[tuple[str, ...], ...], npt.NDArray[np.int64]]:
         """The paths between two leaves and the numbers of their links (paths x hops, -1 pads)."""
         found = self._ways.get(leaves)
         if found is None:
@@ -169,12 +171,12 @@ class Balance:
             self._on.append({})
         return number
 
-    def _best(self, leaves: Leaves, weight: float) -> int:
+    def _best(self, leaves: _Leaves, weight: float) -> int:
         _, links = self._candidates(leaves)
         share = (self._load[links] + weight) / self._capacity[links]
         return int(np.lexsort((share.sum(axis=1), share.max(axis=1)))[0])
 
-    def _most_wanted(self, leaves: Leaves, wanted: npt.NDArray[np.float64], weight: float) -> int:
+    def _most_wanted(self, leaves: _Leaves, wanted: npt.NDArray[np.float64], *, weight: float) -> int:
         """The path that the linear program still wants most; among equals the one that ends lowest."""
         _, links = self._candidates(leaves)
         share = ((self._load[links] + weight) / self._capacity[links]).max(axis=1)
@@ -200,7 +202,7 @@ class Balance:
             del self._on[number][flow]
 
     def _commodities(self) -> Sequence[Commodity]:
-        totals: dict[Leaves, float] = {}
+        totals: dict[_Leaves, float] = {}
         for leaves, weight in self._flows.values():
             totals[leaves] = totals.get(leaves, 0.0) + weight
         return [Commodity(leaves, total, self._candidates(leaves)[1]) for leaves, total in totals.items()]

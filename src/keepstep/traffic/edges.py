@@ -61,7 +61,7 @@ def _by_host(use: CollectiveUse, seats: Mapping[int, Seat]) -> list[list[int]]:
     return list(hosts.values())
 
 
-def _channels(here: list[int], there: list[int], nbytes: float) -> Iterator[Edge]:
+def _channels(here: list[int], there: list[int], *, nbytes: float) -> Iterator[Edge]:
     """The parallel channels from one host to another."""
     count = max(len(here), len(there))
     for number in range(count):
@@ -75,7 +75,7 @@ def _ring(use: CollectiveUse, seats: Mapping[int, Seat]) -> Iterator[Edge]:
     ranks = len(use.ranks)
     nbytes = _RING_FACTOR[use.operation] * (ranks - 1) / ranks * use.nbytes * use.calls
     for number, here in enumerate(hosts):
-        yield from _channels(here, hosts[(number + 1) % len(hosts)], nbytes)
+        yield from _channels(here, hosts[(number + 1) % len(hosts)], nbytes=nbytes)
 
 
 def _tree(use: CollectiveUse, seats: Mapping[int, Seat]) -> Iterator[Edge]:
@@ -85,6 +85,6 @@ def _tree(use: CollectiveUse, seats: Mapping[int, Seat]) -> Iterator[Edge]:
     for number in range(1, len(hosts)):
         parent, child = hosts[(number - 1) // 2], hosts[number]
         if use.operation != "broadcast" and use.operation != "all_gather":
-            yield from _channels(child, parent, nbytes)
+            yield from _channels(child, parent, nbytes=nbytes)
         if use.operation != "reduce" and use.operation != "reduce_scatter":
-            yield from _channels(parent, child, nbytes)
+            yield from _channels(parent, child, nbytes=nbytes)

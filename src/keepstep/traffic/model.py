@@ -64,7 +64,7 @@ class Comparison(msgspec.Struct, frozen=True):
 
 
 def flow_rates(
-    flows: Sequence[Flow], routes: Mapping[str, Route], network: Network, *, efficiency: float = 1.0
+    flows: Sequence[Flow], routes: Mapping[str, Route], *, network: Network, efficiency: float = 1.0
 ) -> dict[str, float]:
     """Gbit/s of each flow when all are active at once. Raises TrafficError for a missing route or a dead link."""
     number: dict[tuple[str, ...], int] = {}
@@ -93,7 +93,7 @@ def flow_rates(
     return {flow.name: float(rate) for flow, rate in zip(flows, rates, strict=True)}
 
 
-def model(flows: Sequence[Flow], routes: Iterable[Route], network: Network, *, efficiency: float = 1.0) -> Modelled:
+def model(flows: Sequence[Flow], routes: Iterable[Route], *, network: Network, efficiency: float = 1.0) -> Modelled:
     """Rates and times where each flow competes with those that are active in its own window of the step.
 
     Flows without a window are always active. Raises as `flow_rates`.
@@ -102,7 +102,7 @@ def model(flows: Sequence[Flow], routes: Iterable[Route], network: Network, *, e
     rates: dict[str, float] = {}
     for start, end in dict.fromkeys((flow.start_s, flow.end_s) for flow in flows):
         active = [flow for flow in flows if _overlap(flow, start, end=end)]
-        found = flow_rates(active, ways, network, efficiency=efficiency)
+        found = flow_rates(active, ways, network=network, efficiency=efficiency)
         for flow in active:
             if (flow.start_s, flow.end_s) == (start, end):
                 rates[flow.name] = found[flow.name]
@@ -117,11 +117,13 @@ def model(flows: Sequence[Flow], routes: Iterable[Route], network: Network, *, e
 
 
 def compare(
-    flows: Sequence[Flow], routes: Iterable[Route], network: Network, *, seeds: Sequence[int], efficiency: float = 1.0
+    flows: Sequence[Flow], routes: Iterable[Route], *, network: Network, seeds: Sequence[int], efficiency: float = 1.0
 ) -> tuple[Comparison, ...]:
     """For every job: the plan against hashing with each of `seeds` (at least one). Raises as `flow_rates`."""
-    planned = model(flows, routes, network, efficiency=efficiency)
-    hashed = [model(flows, hashed_routes(flows, network, seed=seed), network, efficiency=efficiency) for seed in seeds]
+    planned = model(flows, routes, network=network, efficiency=efficiency)
+    hashed = [
+        model(flows, hashed_routes(flows, network, seed=seed), network=network, efficiency=efficiency) for seed in seeds
+    ]
     found = []
     for job in dict.fromkeys(flow.job for flow in flows):
         seconds = sorted(one.seconds(job) for one in hashed)

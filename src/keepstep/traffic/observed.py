@@ -44,7 +44,7 @@ class Observed(msgspec.Struct, frozen=True):
     steps: int
 
 
-def observe(job: str, rings: Mapping[int, Ring], seats: Sequence[Seat]) -> Observed:
+def observe(job: str, rings: Mapping[int, Ring], *, seats: Sequence[Seat]) -> Observed:
     """The demand of `job` from its recorder `rings` by rank.
 
     Only steps that every rank has recorded whole are counted, not the first (set-up). Raises TrafficError if there are
@@ -67,7 +67,7 @@ def observe(job: str, rings: Mapping[int, Ring], seats: Sequence[Seat]) -> Obser
                     (rank, op)
                 )
     uses = tuple(_use(group, kind, ops=ops, begin=begin, steps=steps) for (group, kind), ops in found.items())
-    measured = tuple(_measured(use.name, ops, steps) for use, ops in zip(uses, found.values(), strict=True))
+    measured = tuple(_measured(use.name, ops, steps=steps) for use, ops in zip(uses, found.values(), strict=True))
     return Observed(Demand(job, tuple(seats), uses, _step_s(begin)), measured, len(steps))
 
 
@@ -130,7 +130,7 @@ def _firsts(ops: Sequence[tuple[int, OpSlot]]) -> list[tuple[int, OpSlot]]:
     return list({(rank, op.step): (rank, op) for rank, op in reversed(ops)}.values())
 
 
-def _measured(name: str, ops: Sequence[tuple[int, OpSlot]], steps: frozenset[int]) -> MeasuredUse:
+def _measured(name: str, ops: Sequence[tuple[int, OpSlot]], *, steps: frozenset[int]) -> MeasuredUse:
     share = _NS / len(steps) / len({rank for rank, _ in ops})
     total = sum(op.finished_ns - op.started_ns for _, op in ops)
     wire = sum(max((peer.wire_ns for peer in op.peers), default=0) for _, op in ops)

@@ -79,7 +79,7 @@ def _flows(connections: int) -> list[Flow]:
 def _hashed(network: Network, connections: int, *, seed: int) -> Iterator[float]:
     flows = _flows(connections)
     routes = {route.flow: route for route in hashed_routes(flows, network, seed=seed)}
-    return _of_jobs(flows, flow_rates(flows, routes, network, efficiency=_EFFICIENCY), connections)
+    return _of_jobs(flows, flow_rates(flows, routes, network=network, efficiency=_EFFICIENCY), connections=connections)
 
 
 def _planned(network: Network, connections: int) -> list[float]:
@@ -88,10 +88,12 @@ def _planned(network: Network, connections: int) -> list[float]:
     for job in range(_JOBS):
         planner.arrive(f"job{job}", [flow for flow in flows if flow.job == f"job{job}"])
     routes = {route.flow: route for route in planner.routes()}
-    return list(_of_jobs(flows, flow_rates(flows, routes, network, efficiency=_EFFICIENCY), connections))
+    return list(
+        _of_jobs(flows, flow_rates(flows, routes, network=network, efficiency=_EFFICIENCY), connections=connections)
+    )
 
 
-def _of_jobs(flows: Sequence[Flow], rates: dict[str, float], connections: int) -> Iterator[float]:
+def _of_jobs(flows: Sequence[Flow], rates: dict[str, float], *, connections: int) -> Iterator[float]:
     """The bandwidth of each job: bytes are shared equally, so the slowest connection sets the pace of all."""
     for job in range(_JOBS):
         slowest = min(rates[flow.name] for flow in flows if flow.job == f"job{job}")
@@ -102,7 +104,7 @@ def _two_ports(seed: int) -> Iterator[float]:
     network = _bonded()
     flows = hashed_ports(_halves(), network, seed=seed)
     routes = {route.flow: route for route in hashed_routes(flows, network, seed=seed)}
-    return _of_jobs(flows, flow_rates(flows, routes, network, efficiency=_EFFICIENCY), 2)
+    return _of_jobs(flows, flow_rates(flows, routes, network=network, efficiency=_EFFICIENCY), connections=2)
 
 
 def _balanced() -> list[float]:
@@ -112,7 +114,7 @@ def _balanced() -> list[float]:
     for job in range(_JOBS):
         planner.arrive(f"job{job}", [flow for flow in flows if flow.job == f"job{job}"])
     routes = {route.flow: route for route in planner.routes()}
-    return list(_of_jobs(flows, flow_rates(flows, routes, network, efficiency=_EFFICIENCY), 2))
+    return list(_of_jobs(flows, flow_rates(flows, routes, network=network, efficiency=_EFFICIENCY), connections=2))
 
 
 def _bonded() -> Network:

@@ -134,7 +134,7 @@ def recorded(rank: int, *, steps: int = 6, kind: int = 1, grow: int = 0) -> Ring
 
 def test_the_demand_of_a_recorded_run():
     seats = [Seat(0, "h0"), Seat(1, "h2")]
-    found = observe("j", {0: recorded(0), 1: recorded(1)}, seats)
+    found = observe("j", {0: recorded(0), 1: recorded(1)}, seats=seats)
     (use,) = found.demand.uses
     assert found.steps == 4
     assert (use.name, use.operation, use.calls) == ("dp.all_reduce", "all_reduce", 1.0)
@@ -147,17 +147,17 @@ def test_the_demand_of_a_recorded_run():
 
 def test_an_all_to_all_that_varies_depends_on_the_data():
     seats = [Seat(0, "h0"), Seat(1, "h2")]
-    even = observe("j", {0: recorded(0, kind=6), 1: recorded(1, kind=6)}, seats)
-    odd = observe("j", {0: recorded(0, kind=6, grow=300), 1: recorded(1, kind=6)}, seats)
+    even = observe("j", {0: recorded(0, kind=6), 1: recorded(1, kind=6)}, seats=seats)
+    odd = observe("j", {0: recorded(0, kind=6, grow=300), 1: recorded(1, kind=6)}, seats=seats)
     assert not even.demand.uses[0].data_dependent
     assert odd.demand.uses[0].data_dependent
 
 
 def test_records_that_say_nothing():
     with pytest.raises(TrafficError, match="no step"):
-        observe("j", {0: recorded(0, steps=2), 1: recorded(1)}, [Seat(0, "h0"), Seat(1, "h2")])
+        observe("j", {0: recorded(0, steps=2), 1: recorded(1)}, seats=[Seat(0, "h0"), Seat(1, "h2")])
     with pytest.raises(TrafficError, match="rank 1, which has no seat"):
-        observe("j", {0: recorded(0), 1: recorded(1)}, [Seat(0, "h0")])
+        observe("j", {0: recorded(0), 1: recorded(1)}, seats=[Seat(0, "h0")])
 
 
 def star() -> Network:

@@ -109,8 +109,10 @@ def test_two_flows_on_a_spine_take_twice_as_long():
     network, flows = star(), across(2)
     shared = [Route(flow.name, ("leaf0", "spine0", "leaf1")) for flow in flows]
     apart = [Route(flow.name, ("leaf0", f"spine{n}", "leaf1")) for n, flow in enumerate(flows)]
-    assert model(flows, shared, network).seconds("j0") == pytest.approx(2 * model(flows, apart, network).seconds("j0"))
-    assert model(flows, apart, network).seconds("j0") == pytest.approx(8 / 400)
+    assert model(flows, shared, network=network).seconds("j0") == pytest.approx(
+        2 * model(flows, apart, network=network).seconds("j0")
+    )
+    assert model(flows, apart, network=network).seconds("j0") == pytest.approx(8 / 400)
 
 
 @pytest.mark.parametrize(("spines", "ratio"), [(8, 1), (4, 2), (2, 4)])
@@ -120,7 +122,7 @@ def test_oversubscription(spines, ratio):
     planner = Planner(network.topology)
     for flow in across(8):
         planner.arrive(flow.job, [flow])
-    rates = flow_rates(across(8), {route.flow: route for route in planner.routes()}, network)
+    rates = flow_rates(across(8), {route.flow: route for route in planner.routes()}, network=network)
     assert set(rates.values()) == {400.0 / ratio}
 
 
@@ -131,7 +133,7 @@ def test_flows_of_other_times_do_not_compete():
         Flow("j", "late", "h1/nic0/0", "h9/nic0/0", 1e9, 0.5, 1.0),
     )
     routes = [Route(flow.name, ("leaf0", "spine0", "leaf1")) for flow in (early, late)]
-    assert set(model([early, late], routes, network).rates.values()) == {400.0}
+    assert set(model([early, late], routes, network=network).rates.values()) == {400.0}
 
 
 def test_a_ring_takes_two_n_minus_one_over_n_bytes():
@@ -142,8 +144,8 @@ def test_a_ring_takes_two_n_minus_one_over_n_bytes():
     planner = Planner(network.topology)
     flows = flows_of(demand, network)
     planner.arrive("j", flows)
-    assert model(flows, planner.routes(), network).seconds() == pytest.approx(0.030)
-    (found,) = compare(flows, planner.routes(), network, seeds=range(5))
+    assert model(flows, planner.routes(), network=network).seconds() == pytest.approx(0.030)
+    (found,) = compare(flows, planner.routes(), network=network, seeds=range(5))
     assert found.hashed_s[0] <= found.hashed_s[1] <= found.hashed_s[2]
     assert found.gain >= 1.0
 
@@ -152,9 +154,9 @@ def test_a_route_over_a_dead_link_is_refused():
     network, flows = star(), across(1)
     network.set_down(["spine0"])
     with pytest.raises(TrafficError, match="down"):
-        flow_rates(flows, {flows[0].name: Route(flows[0].name, ("leaf0", "spine0", "leaf1"))}, network)
+        flow_rates(flows, {flows[0].name: Route(flows[0].name, ("leaf0", "spine0", "leaf1"))}, network=network)
     with pytest.raises(TrafficError, match="no route"):
-        flow_rates(flows, {}, network)
+        flow_rates(flows, {}, network=network)
 
 
 def test_a_bonded_nic_without_a_plan_uses_any_port():
@@ -192,8 +194,8 @@ def observed(total_s: float, wait_s: float) -> Observed:
 )
 def test_the_price_of_a_collision(total_s, wait_s, lost_s):
     network, flows = star(), across(2)
-    ideal = model(flows, [Route(f.name, ("leaf0", f"spine{n}", "leaf1")) for n, f in enumerate(flows)], network)
-    actual = model(flows, [Route(f.name, ("leaf0", "spine0", "leaf1")) for f in flows], network)
+    ideal = model(flows, [Route(f.name, ("leaf0", f"spine{n}", "leaf1")) for n, f in enumerate(flows)], network=network)
+    actual = model(flows, [Route(f.name, ("leaf0", "spine0", "leaf1")) for f in flows], network=network)
     cost = collision_cost(observed(total_s, wait_s), ideal, actual=[actual], steps=1000)
     assert cost.collision_s[1] == pytest.approx(lost_s)
     assert cost.gpu_hours[1] == pytest.approx(lost_s * 1000 * 2 / 3600)
