@@ -20,6 +20,8 @@ _MOST = 0.5
 """Share of the slow-down that has to go away for a cause to be the cause."""
 _SAME_CAUSE = 0.9
 """Correlation of forward and backward times of a micro-batch from which its sequence length is the cause (5.3)."""
+_PERHAPS_SAME = 0.75
+"""From here on it is the most likely one."""
 _SLOW_WORKER = 1.15
 _SHOWN = 4
 
@@ -74,10 +76,10 @@ def _uneven(trace: OperationTrace, figures: WhatIf, *, said: tuple[str, ...]) ->
         why = f"the last stage ({last}) has more to do than the others: no worker is at fault"
         probe = "move layers from the last stage to the others (the loss layer counts too)"
         confidence = 0.9
-    elif (alike := _alike(trace)) >= _SAME_CAUSE:
+    elif (alike := _alike(trace)) >= _PERHAPS_SAME:
         why = f"forward and backward times of a micro-batch go together (correlation {alike:.2f}): uneven sequences"
         probe = "spread sequence lengths evenly over micro-batches and replicas"
-        confidence = 0.85
+        confidence = 0.85 if alike >= _SAME_CAUSE else 0.55
     else:
         kind, share = max(figures.by_kind.items(), key=lambda item: item[1])
         compute = kind in ("forward-compute", "backward-compute")
