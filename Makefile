@@ -60,6 +60,7 @@ bench: setup
 	$(BIN)/python bench/planner_scale.py
 	$(BIN)/python bench/diagnosis.py
 	$(BIN)/python bench/flight_recorder.py
+	$(BIN)/python bench/analysis_scale.py
 
 clean:
 	rm -rf .venv build dist keepstep-runs .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -13,10 +13,10 @@ NESTED = Layout(tp=2, pp=2, dp=2, ranks_per_node=4)
 NO_ALARM = {"imbalance", "healthy", "undetermined"}
 
 
-def run(*disturbances: Disturbance, steps: int = 60, layout: Layout = NESTED, seed: int = 1, scatter: float = 0.01):
+def run(*disturbances: Disturbance, steps: int = 60, layout: Layout = NESTED, seed: int = 1, baseline=None):
     """(step at which it was said, what) for everything that the analysis says of such a job."""
-    model = JobModel(layout, seed=seed, step_s=0.2, scatter=scatter, disturbances=disturbances)
-    state, said = begin_watch(WatchPlan(world=layout.world, job="j")), []
+    model = JobModel(layout, seed=seed, step_s=0.2, disturbances=disturbances)
+    state, said = begin_watch(WatchPlan(world=layout.world, job="j", baseline=baseline)), []
     for step in range(steps):
         reports = model.report(step, profiles=step == 0)
         state, changes = observe(state, reports, now=model.clock_ns / 1e9)
@@ -155,3 +155,20 @@ def test_a_baseline_knows_its_environment():
     assert baseline.fingerprint.world == 8
     assert baseline.fingerprint.layout == (("collectives", 8, 2), ("messages", 4, 2))
     assert baseline.own_us[0] == pytest.approx(120_000, rel=0.05)
+
+
+def test_a_job_that_is_slow_from_the_start_is_compared_with_its_baseline():
+    baseline = baseline_of(run(steps=60)[0])
+    everybody = tuple(Disturbance("slow-compute", rank=rank) for rank in range(8))
+    said = [one.finding for _, one in run(*everybody, steps=60, baseline=baseline)[1]]
+    assert [(finding.kind, finding.suspects) for finding in said] == [("undetermined", ())]
+    assert "earlier run" in said[0].evidence[0]
+
+
+def test_a_baseline_of_another_environment_is_not_used_and_that_is_said():
+    other = Layout(tp=2, pp=2, dp=4, ranks_per_node=4)
+    baseline = baseline_of(run(steps=60, layout=other)[0])
+    everybody = tuple(Disturbance("slow-compute", rank=rank) for rank in range(8))
+    assert run(*everybody, steps=60, baseline=baseline)[1] == []
+    live = only(run(Disturbance("slow-compute", rank=5, factor=1.4), baseline=baseline)[1])[1]
+    assert any("another environment (world" in line for line in live.finding.evidence)

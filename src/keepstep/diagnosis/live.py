@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from keepstep.diagnosis.baseline import Baseline
+from keepstep.diagnosis.baseline import Baseline, against_baseline, difference
 from keepstep.diagnosis.delays import hold_cells, link_verdicts
 from keepstep.diagnosis.environment import fingerprint_of
 from keepstep.diagnosis.imbalance import imbalance_verdicts
@@ -70,6 +70,9 @@ def observe(state: Watch, reports: Sequence[WatchReport], *, now: float) -> tupl
             judge_step(state, number, roles)
             note_spells(state, number, set(state.anchors))
         steady = [*slow_verdicts(state, step, roles), *data_verdicts(state, step), *link_verdicts(state, step)]
+        if not steady:
+            past = against_baseline(state, step, roles, differs=_differs(state))
+            steady += [Verdict(key=key, finding=finding, since=step) for key, finding in past]
         steady += imbalance_verdicts(state, step, roles, quiet=not steady)
         for verdict in steady:
             if verdict.finding.kind != "imbalance":
@@ -101,6 +104,11 @@ def _complete_steps(watch: Watch, now: float) -> list[int]:
     first = max(history.done + 1, latest - COLUMNS + 1)
     history.done = latest
     return list(range(first, latest + 1))
+
+
+def _differs(watch: Watch) -> str:
+    """In what this environment is another one than that of the baseline; "" where it holds."""
+    return difference(watch.plan.baseline, fingerprint_of(watch)) if watch.plan.baseline else ""
 
 
 def _standing_still(watch: Watch, now: float) -> tuple[Verdict, ...]:

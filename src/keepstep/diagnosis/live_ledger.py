@@ -15,7 +15,7 @@ __all__ = ["end_all", "settle"]
 _CONFIRM_S = 0.4
 _SURER = 0.15
 _DEARER = 1.5
-_OF_STEPS = ("slow:", "data:", "link:", "imbalance")
+_OF_STEPS = ("slow:", "data:", "link:", "past:", "imbalance")
 
 
 def of_steps(key: str) -> bool:

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from keepstep.diagnosis.baseline import difference
+from keepstep.diagnosis.environment import fingerprint_of
 from keepstep.diagnosis.live_state import Verdict, Watch
 from keepstep.diagnosis.roles import explained_by_place, families_of
 from keepstep.diagnosis.slowness import STEPS, Excess, past_of, present_scatter, slow_ranks
@@ -75,6 +77,7 @@ def _of_rank(watch: Watch, one: Excess, step: int, *, starved: float, busy: floa
         )
     if not one.known:
         evidence.append("it was so from the first steps seen: no usual time of its own to compare with")
+        evidence += _about_baseline(watch)
     finding = Finding(
         kind="compute_slow",
         layer=layer,
@@ -86,6 +89,16 @@ def _of_rank(watch: Watch, one: Excess, step: int, *, starved: float, busy: floa
         cost=cost,
     )
     return Verdict(finding=finding, **common)  # type: ignore[arg-type]
+
+
+def _about_baseline(watch: Watch) -> list[str]:
+    """What an earlier run's baseline is worth here, in words."""
+    if watch.plan.baseline is None:
+        return []
+    differs = difference(watch.plan.baseline, fingerprint_of(watch))
+    if differs:
+        return [f"the baseline of an earlier run is of another environment ({differs}) and was not used"]
+    return []
 
 
 def _confidence(one: Excess) -> float:
