@@ -50,7 +50,19 @@ SLOW_WATCH_S, HANG_WATCH_S, ENDING_S = 4.0, 9.0, 12.0
 FACTORS = (1.05, 1.1, 1.2, 1.3, 2.0)
 NAMES = ("Finding", "Incident")
 OBSERVE = ("--on-hang", "observe")
-UNEVEN = ("sequence", "last-stage", "gc", "rotating", "save", "validate", "compile", "recompile", "data-stall")
+HEALTHY = (
+    "compile",
+    "healthy",
+    "sequence",
+    "last-stage",
+    "gc",
+    "rotating",
+    "save",
+    "validate",
+    "recompile",
+    "data-stall",
+)
+LONG_PAUSE_S, FULL_STEPS = 30.0, 20_000
 
 
 class Bench:
@@ -186,21 +198,21 @@ class Bench:
 
     # ------------------------------------------------------------------ no fault at all
 
-    def uneven(self, steps: int) -> None:
-        """`steps` steps without any fault, one tenth of them even."""
-        each = steps // (len(UNEVEN) + 1)
-        plan = ",".join(f"{mode}:{each}" for mode in ("healthy", *UNEVEN))
-        job = self.job(plan, words=OBSERVE)
+    def uneven(self, modes: Sequence[str], each: int, *, pause_s: float = 3.0) -> None:
+        """Steps without any fault: `each` of every mode."""
+        plan = ",".join(f"{mode}:{each}" for mode in modes)
+        job = self.job(plan, words=OBSERVE, script=("--pause", str(pause_s)))
         try:
             job.until(lambda: job.step >= 0, "the first step")
             while job.alive() and not job.wait(lambda: False, 30.0):
-                self.note(f"healthy and uneven: step {job.step} of {each * (len(UNEVEN) + 1)}")
+                self.note(f"healthy and uneven: step {job.step} of {each * len(modes)}")
         except Failed as error:
             self.note(f"  a job was lost: {str(error).splitlines()[0]}")
         finally:
             job.stop()
-        self.healthy += list(_stretches(job, each))
-        for mode, _, verdicts in self.healthy:
+        stretches = list(_stretches(job, each))
+        self.healthy += stretches
+        for mode, _, verdicts in stretches:
             for verdict in verdicts:
                 self.note(f"  ALARM in {mode}: {verdict}")
 
@@ -320,7 +332,9 @@ def run(bench: Bench, kinds: Sequence[str], each: int, steps: int) -> None:
         ]
         bench.many(real, world=2, words=OBSERVE, script=("--real",))
     if "healthy" in kinds:
-        bench.uneven(steps)
+        bench.uneven(HEALTHY, -(-steps // len(HEALTHY)))
+        if steps >= FULL_STEPS:
+            bench.uneven(("save", "validate"), 120, pause_s=LONG_PAUSE_S)
 
 
 # ---------------------------------------------------------------------- the account
@@ -386,7 +400,9 @@ def results(bench: Bench) -> list[Result]:
     if steps:
         low, high = poisson(false, steps / 1e4)
         found.append(Result("false alarms per 10,000 steps", false * 1e4 / steps, "", 0.0, false == 0, (low, high)))
-        found.append(Result("healthy and uneven steps", steps, "steps", 20_000, steps >= 20_000, (steps, steps)))
+        found.append(
+            Result("healthy and uneven steps", steps, "steps", FULL_STEPS, steps >= FULL_STEPS, (steps, steps))
+        )
     return found
 
 
@@ -395,7 +411,7 @@ def main() -> int:
     parser = options(__doc__ or "")
     parser.add_argument("--kinds", default=",".join(ALL), help="which drills, separated by commas")
     parser.add_argument("--each", type=int, default=5, help="cases of each kind and factor")
-    parser.add_argument("--steps", type=int, default=20_000, help="steps without a fault")
+    parser.add_argument("--steps", type=int, default=FULL_STEPS, help="steps without a fault")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--folder", type=Path, help="keep the run directories here")
     parser.add_argument("--cases", type=Path, help="write every case here, as JSON")

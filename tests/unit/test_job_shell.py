@@ -136,6 +136,33 @@ def test_a_drill_goes_to_the_node_of_its_rank_and_is_recorded_when_done():
     assert (record.rank, record.step, record.requested_step, record.wall) == (1, 31, 30, 1234.5)
 
 
+def test_a_start_drill_goes_with_the_first_start_of_its_rank_only():
+    sent: list[Directed] = []
+    journal = MemoryJournal()
+    shell, _ = shell_with(journal, sent.append)
+    shell.start_drills = {1: "never-start"}
+    shell.feed(HELLO, node="n1")
+    starts = [d.order for d in sent if isinstance(d.order, StartMember)]
+    assert [(order.rank, order.drill) for order in starts] == [(0, ""), (1, "never-start")]
+    shell.feed(Drilled("never-start", 1, -1, 7.0), node="n1")
+    shell.feed(MemberExited(starts[0].member, 0, 1, 0, protected=False), node="n1", member=starts[0].member)
+    shell.feed(MemberExited(starts[1].member, 1, 1, 0, protected=False), node="n1", member=starts[1].member)
+    again = [d.order for d in sent if isinstance(d.order, StartMember)][2:]
+    assert [(order.rank, order.attempt, order.drill) for order in again] == [(0, 1, ""), (1, 1, "")]
+
+
+def test_the_end_of_a_drill_is_recorded_with_what_was_asked():
+    shell, journal, sent = started()
+    shell.drill(DrillRequest("cut-link", source=0, destination=1))
+    shell.feed(Drilled("cut-link", 0, 5, 10.0, note="nothing passes"), node="n1")
+    shell.drill(DrillRequest("cut-link", source=0, destination=1, stop=True))
+    shell.feed(Drilled("cut-link", 0, 5, 12.0, ended=True), node="n1")
+    began, ended_ = [event for event in journal.replay() if isinstance(event, DrillRecord)]
+    assert (began.peers, began.ended, began.note) == ((1,), False, "nothing passes")
+    assert (ended_.peers, ended_.ended, ended_.wall) == ((1,), True, 12.0)
+    assert shell.waiting_drills() == [] and sent[-1].member == "m0"
+
+
 def test_a_drill_whose_step_is_past_says_so_and_one_that_never_came_is_named():
     shell, _, _ = started()
     shell.steps = lambda: {0: 57, 1: 57}

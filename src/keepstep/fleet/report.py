@@ -113,7 +113,7 @@ def summarise(events: Iterable[Event], *, running: bool = False) -> RunReport:
                 findings[event.number or -len(findings) - 1] = event  # the last word on a number counts
             case StepProgress():
                 sampled = event.step or 0
-            case DrillRecord():
+            case DrillRecord(ended=False):
                 drills.append(event)
     reports = tuple(_incident(incident, drills) for incident in incidents)
     kept = ended.steps_kept if ended else sampled
