@@ -223,3 +223,21 @@ def test_sixteen_thousand_ranks_in_four_kinds_of_groups():
     (finding,) = diagnose_hang(groups)
     assert named(finding) == [[culprit]]
     assert len(finding.victims) == world - 1
+
+
+def test_silence_beside_a_fault_that_is_found_is_doubtful():
+    groups = [group("0", (0, 1, 2, 3), at(0, 5, 4), at(1, 5, 4), at(3, 4, 4)), group("1", (1, 2), at(1, 7, 6))]
+    findings = diagnose_hang([groups[0], GroupProgress(group="2", ranks=(0, 2), positions=(at(0, 9, 9),)), groups[1]])
+    assert [(finding.kind, named(finding)) for finding in findings] == [
+        ("noncommunication_hang", [[3]]),
+        ("reporter_silent", [[2]]),
+    ]
+    assert findings[0].confidence > 0.7 > 0.5 > findings[1].confidence
+
+
+def test_the_smallest_silent_sets_count_once():
+    ends = [at(rank, 5, 4) for rank in range(6)]
+    wide = group("w", tuple(range(8)), *ends)
+    small = [group(name, (rank, 6), at(rank, 3, 2)) for rank, name in ((0, "a"), (1, "b"))]
+    (finding,) = diagnose_hang([wide, *small])
+    assert (finding.kind, named(finding)) == ("reporter_silent", [[6]])

@@ -60,6 +60,8 @@ class WaitGraph:
     """Strongly connected parts with no way out that somebody waits for: (ranks, indices in `blockers`)."""
     heard: set[int] = field(default_factory=set)
     """Ranks that reported how far they are in some group, or a transfer."""
+    expected: set[int] = field(default_factory=set)
+    """All ranks that are members of a group or ends of a transfer."""
     _arrows: list[tuple[int, int]] = field(default_factory=list)
     _nodes: dict[int, int] = field(default_factory=dict)
 
@@ -87,7 +89,8 @@ def wait_graph(groups: Sequence[GroupProgress], transfers: Iterable[Transfer] = 
     heard = {position.rank for group in groups for position in group.positions if position.queued is not None}
     heard.update(transfer.rank for transfer in transfers)
     blockers, blocked_by = _oldest(groups, transfers)
-    graph = WaitGraph(blockers, blocked_by, {}, heard=heard)
+    expected = heard.union(*(group.ranks for group in groups), *((one.source, one.destination) for one in transfers))
+    graph = WaitGraph(blockers, blocked_by, {}, heard=heard, expected=expected)
     posted = {(transfer.rank, transfer.source, transfer.destination) for transfer in transfers}
     for index, blocker in enumerate(blockers):
         _fill(graph, index, blocker=blocker, posted=posted)

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from keepstep.diagnosis.group_progress import merged
 from keepstep.diagnosis.hang_words import about, listed, title
 from keepstep.diagnosis.mismatch import mismatches
+from keepstep.diagnosis.silent_ranks import silent_findings
 from keepstep.diagnosis.waiting import Blocker, WaitGraph, wait_graph
 from keepstep.records.evidence import GroupProgress, Place, Reporter, Transfer
 from keepstep.records.finding import Finding, Suspect
@@ -42,16 +43,20 @@ def diagnose_hang(
     findings = list(wrong)
     covered = {finding.group for finding in wrong}
     origins: list[int] = []
+    silent: list[int] = []
     for ranks, blockers in graph.ends:
         if any(_is_of(graph.blockers[index], covered) for index in blockers):
             continue
         if len(ranks) == 1 and not blockers:
             origins += [] if wrong and _waited_only_in(graph, ranks[0], names=covered) else ranks
+        elif not ranks and graph.blockers[blockers[0]].silent:
+            silent.append(blockers[0])
         elif not ranks:
-            findings.append(_end_at_operation(graph, blockers[0], notes=notes))
+            findings.append(_end_at_operation(graph, blockers[0]))
         else:
             findings.append(_circle(graph, ranks, blockers=blockers))
     findings += _origins(graph, origins, notes=notes, places=list(places))
+    findings += silent_findings(graph, silent, notes=notes, others=bool(findings))
     return tuple(sorted(findings, key=lambda finding: -finding.confidence))
 
 
@@ -132,12 +137,10 @@ def _origin(graph: WaitGraph, ranks: list[int], *, notes: dict[int, Reporter], n
     )
 
 
-def _end_at_operation(graph: WaitGraph, index: int, *, notes: dict[int, Reporter]) -> Finding:
+def _end_at_operation(graph: WaitGraph, index: int) -> Finding:
     """Everybody who reported has reached the operation, and it does not finish."""
     blocker = graph.blockers[index]
     victims = graph.victims_of((), (index,))
-    if blocker.silent:
-        return _silent(graph, blocker, victims=victims, notes=notes)
     involved = sorted({*blocker.waiters, *blocker.elsewhere})
     suspects: tuple[Suspect, ...] = tuple(Suspect(rank=rank) for rank in involved)
     if blocker.transfer is not None:
@@ -166,32 +169,6 @@ def _end_at_operation(graph: WaitGraph, index: int, *, notes: dict[int, Reporter
             "no rank is behind another one: sequence numbers cannot tell its members and their links apart",
         ),
         next_probe="network and device counters of these ranks, or a transfer between each pair of them",
-    )
-
-
-def _silent(graph: WaitGraph, blocker: Blocker, *, victims: tuple[int, ...], notes: dict[int, Reporter]) -> Finding:
-    silent = sorted(blocker.silent)
-    expected = set(blocker.group.ranks) if blocker.group is not None else {*silent, *blocker.waiters}
-    evidence = [
-        f"{title(blocker)}: {len(blocker.waiters)} ranks wait in it",
-        f"nothing was reported by {listed(silent)}",
-        *(f"rank {rank}: {notes[rank].state}. {notes[rank].detail}" for rank in silent if rank in notes),
-    ]
-    if len(silent) * 2 > len(expected):
-        return Finding(
-            kind="undetermined",
-            victims=(),
-            confidence=0.2,
-            evidence=(*evidence, "reports of most of the group are missing"),
-            next_probe=f"collect the reports of {listed(silent)}",
-        )
-    return Finding(
-        kind="reporter_silent",
-        suspects=(tuple(Suspect(rank=rank) for rank in silent),),
-        victims=victims,
-        confidence=0.7 if len(silent) == 1 else 0.5,
-        evidence=tuple(evidence),
-        next_probe=f"are the processes and hosts of {listed(silent)} alive? Their reports and stacks",
     )
 
 
