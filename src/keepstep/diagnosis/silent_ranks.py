@@ -30,7 +30,7 @@ def silent_findings(
     sure = [ranks for ranks in smallest if not _is_most(graph, by_set[ranks])]
     if len(graph.heard) * 2 < len(graph.expected) or not sure:
         return [_too_few(graph, sorted(graph.expected - graph.heard))]
-    return [_silent(graph, sorted(ranks), by_set[ranks], notes=notes, others=others) for ranks in sure]
+    return [_silent(graph, sorted(ranks), indices=by_set[ranks], notes=notes, others=others) for ranks in sure]
 
 
 def _is_most(graph: WaitGraph, indices: list[int]) -> bool:
@@ -52,7 +52,7 @@ def _too_few(graph: WaitGraph, silent: list[int]) -> Finding:
 
 
 def _silent(
-    graph: WaitGraph, silent: list[int], indices: list[int], *, notes: dict[int, Reporter], others: bool
+    graph: WaitGraph, silent: list[int], *, indices: list[int], notes: dict[int, Reporter], others: bool
 ) -> Finding:
     evidence = [
         f"{title(graph.blockers[index])}: {listed(graph.blockers[index].waiters)} wait in it" for index in indices[:4]
