@@ -62,8 +62,8 @@ def against_baseline(watch: Watch, step: int, roles: Numbers, *, differs: str) -
     own = np.median(history.of("own_us", step, _STEPS), axis=1)
     slow = np.flatnonzero(own - normal > _COMPARABLE * baseline.duration_us)
     words = (
-        f"a step takes {lasted / 1e3:.0f} ms, {baseline.duration_us / 1e3:.0f} ms in an earlier run of {baseline.steps} "
-        "steps in the same environment"
+        f"a step takes {lasted / 1e3:.0f} ms, and took {baseline.duration_us / 1e3:.0f} ms in an earlier run of "
+        f"{baseline.steps} steps in the same environment"
     )
     cost = (lasted - baseline.duration_us) * 1e-6 * watch.plan.world
     if not 0 < len(slow) <= max(1, watch.plan.world // 4):

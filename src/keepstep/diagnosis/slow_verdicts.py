@@ -14,19 +14,20 @@ from keepstep.diagnosis.slowness import STEPS, Excess, past_of, present_scatter,
 from keepstep.diagnosis.windows import COLUMNS, Numbers
 from keepstep.records.finding import Finding, Layer, Suspect
 
-__all__ = ["data_verdicts", "slow_verdicts"]
+__all__ = ["cpu_noise", "data_verdicts", "slow_verdicts"]
 
 _EXPLAINS = 0.5
 _ACCELERATORS = ("nvidia", "gpu", "cuda", "amd instinct", "rocm", "tpu", "gaudi", "ascend")
 _DATA_SHARE = 0.05
 _STALL_SHARE = 0.3
 _LASTING = 14
+_BY_CHANCE = 0.75
 _SCATTER = 6.0
 
 
 def slow_verdicts(watch: Watch, step: int, roles: Numbers) -> Iterator[Verdict]:
     """One verdict for each rank (or node) whose own time is too long at `step`, or one that it is the layout's way."""
-    slow = slow_ranks(watch, step)
+    slow = [one for one in slow_ranks(watch, step) if one.excess_us > cpu_noise(watch, step)[one.rank]]
     if not slow:
         return
     unknown = [one for one in slow if not one.known]
@@ -127,6 +128,13 @@ def _extra(watch: Watch, metric: str, step: int) -> Numbers:
     return recent - middle
 
 
+def cpu_noise(watch: Watch, step: int) -> Numbers:
+    """What each rank's turns for a CPU may do to a step, in us: on a host that is short of CPUs a rank that is late by
+    less than it waits for one is late by chance."""
+    noise: Numbers = _BY_CHANCE * np.median(watch.history.of("delay_us", step, STEPS), axis=1)
+    return noise
+
+
 def _waits_for_cpu(watch: Watch, step: int) -> Numbers:
     extra = _extra(watch, "delay_us", step)
     return extra - max(float(np.median(extra)), 0.0)
@@ -182,7 +190,8 @@ def data_verdicts(watch: Watch, step: int) -> Iterator[Verdict]:
     late = np.flatnonzero((extra > limit) & often).tolist()
     if late:
         extra -= np.maximum(_waits_for_cpu(watch, step), 0.0)
-        late = [rank for rank in late if extra[rank] > limit[rank]]
+        noise = cpu_noise(watch, step)
+        late = [rank for rank in late if extra[rank] > max(float(limit[rank]), float(noise[rank]))]
     if not known and explained_by_place(late, families_of(watch.profiles, watch.plan.world)):
         return
     for rank in late:

@@ -41,6 +41,8 @@ _MEDIAN_ERROR = 1.25  # standard error of a median / that of a mean, normal dist
 _LEAST_RATIO = 0.034
 _LEVEL_RATIO = 0.17
 _LEAST_SHARE = 0.02
+_LEVEL_STEPS = 16
+_ALWAYS = 0.9
 _MEMORY = 256
 _SPELL = 0.08
 
@@ -182,26 +184,24 @@ def present_scatter(shift: Numbers) -> Numbers:
 
 
 def _slow_from_the_start(watch: Watch, step: int) -> list[Excess]:
-    """Ranks that were slower than their peers in all that is known: nothing of their own to compare with."""
+    """Ranks that were slower than their peers in all that is remembered: nothing of their own to compare with."""
     history = watch.history
-    count = 2 * STEPS
-    if step < count or not _judged(history.judged, step, count):
+    steps = np.arange(max(0, step - COLUMNS + 1), step + 1)
+    steps = steps[history.judged[steps % COLUMNS] == steps]
+    if len(steps) < _LEVEL_STEPS:
         return []
-    columns = history.columns(step, count)
-    recent, excess = history.ratio[:, columns], history.excess[:, columns]
-    lasted = np.maximum(np.median(history.of("duration_us", step, count), axis=1), 1.0)
-    level = np.median(recent, axis=1)
-    scatter = 1.4826 * np.median(np.abs(recent - level[:, None]), axis=1)
-    limit = np.maximum(
-        _LEVEL_RATIO, _SCATTER * _MEDIAN_ERROR * np.maximum(scatter, np.median(scatter)) / np.sqrt(count)
-    )
-    always = np.count_nonzero(recent > 0.5 * limit[:, None], axis=1) >= count - 1
-    matters = np.median(excess, axis=1) > 2 * _LEAST_SHARE * lasted
+    ratio, excess = history.ratio[:, steps % COLUMNS], history.excess[:, steps % COLUMNS]
+    level, recent = np.median(ratio, axis=1), np.median(ratio[:, -STEPS:], axis=1)
+    scatter = 1.4826 * np.median(np.abs(ratio - level[:, None]), axis=1)
+    scatter = np.maximum(scatter, float(np.median(scatter)))
+    limit = np.maximum(_LEVEL_RATIO, _SCATTER * _MEDIAN_ERROR * scatter / np.sqrt(_LEVEL_STEPS))
+    always = np.count_nonzero(ratio > 0.5 * limit[:, None], axis=1) >= _ALWAYS * len(steps)
+    lasted = max(float(np.median(history.of("duration_us", step, STEPS))), 1.0)
+    extra = np.median(excess, axis=1)
+    slow = always & (np.minimum(level, recent) > limit) & (extra > 2 * _LEAST_SHARE * lasted)
     return [
-        Excess(rank, float(level[rank]), float(np.median(excess[rank])), float(level[rank] / limit[rank]), False, count)
-        for rank in np.flatnonzero((level > limit) & always & matters).tolist()
-        if _spell(history.ratio[rank], history.judged, step, limit=0.5 * float(limit[rank]))
-        >= steps_needed(watch, step)
+        Excess(rank, float(level[rank]), float(extra[rank]), float(level[rank] / limit[rank]), False, len(steps))
+        for rank in np.flatnonzero(slow).tolist()
     ]
 
 
