@@ -25,4 +25,5 @@ def faults(chosen=lambda row: True) -> Faults:
     columns = (
         [kind(row[name]) for row in taken] for name, kind in (("node", int), ("start_day", float), ("end_day", float))
     )
-    return Faults.of(*map(np.array, columns))
+    node, start, end = map(np.array, columns)
+    return Faults.of(node, start, end=end)

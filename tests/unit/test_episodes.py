@@ -53,6 +53,7 @@ spans = some.tuples(some.integers(0, 3), some.integers(0, 400), some.integers(0,
 
 @given(some.lists(spans, max_size=40), some.integers(0, 20))
 def test_merging_is_what_it_says(rows, gap):
-    whole = Faults.of([row[0] for row in rows], [row[1] / 4 for row in rows], [(row[1] + row[2]) / 4 for row in rows])
+    ends = [(row[1] + row[2]) / 4 for row in rows]
+    whole = Faults.of([row[0] for row in rows], [row[1] / 4 for row in rows], end=ends)
     merged = merge(whole, gap / 4)
     assert list(zip(merged.node, merged.start, merged.end, strict=True)) == merged_one_by_one(whole, gap / 4)

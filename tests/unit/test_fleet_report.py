@@ -217,3 +217,10 @@ def test_a_report_on_real_accounts_adds_up(cluster, tmp_path):
     if found.sections[0].key == "ledger":
         assert "difference 0 us" in found.sections[0].words[0]
     assert found.sections[-1].key == "sources"
+
+
+@pytest.mark.long
+def test_ray_gives_the_same_report(story):
+    pytest.importorskip("ray")
+    one, other = (report_of_fleet(story, ReportOptions(), engine=engine, parts=3) for engine in ("ray", "local"))
+    assert report_json(one) == report_json(other)

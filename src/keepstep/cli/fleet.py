@@ -11,7 +11,7 @@ import typer
 
 from keepstep.cli.options import Printed, TextOrJson
 
-__all__ = ["add_to", "fleet", "import_", "query", "report", "taxonomy"]
+__all__ = ["Engine", "Fleet", "Pages", "Rows", "add_to", "fleet", "import_", "query", "report", "taxonomy"]
 
 fleet = typer.Typer(help="Account for the GPU-hours of a fleet.", no_args_is_help=True)
 

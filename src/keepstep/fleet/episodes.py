@@ -23,7 +23,7 @@ class Faults(msgspec.Struct, frozen=True):
     end: Any
 
     @staticmethod
-    def of(node: Any, start: Any, end: Any) -> Faults:
+    def of(node: Any, start: Any, *, end: Any) -> Faults:
         """The same faults in order."""
         number, begin, stop = np.asarray(node, np.int64), np.asarray(start, float), np.asarray(end, float)
         order = np.lexsort((stop, begin, number))

@@ -17,6 +17,7 @@ Part = tuple[int, int]
 
 _ATTEMPTS_A_PART = 500_000
 _MOST_PARTS = 512
+Chosen = TypeVar("Chosen")
 Found = TypeVar("Found")
 
 
@@ -28,9 +29,9 @@ def run_parts(directory: Path) -> list[Part]:
 
 
 def each(
-    function: Callable[[Path, Part], Found], parts: Sequence[Part], *, directory: Path, engine: Engine = "local"
+    function: Callable[[Path, Chosen], Found], parts: Sequence[Chosen], *, directory: Path, engine: Engine = "local"
 ) -> list[Found]:
-    """`function(directory, part)` for every part, in their order.
+    """`function(directory, part)` for every part (what `run_parts` names, or anything made of it), in their order.
 
     With `ray` each part is a task; `function` must be the function of a module, and `directory` must be reachable by
     every Ray node. Raises EnvironmentProblem if Ray is not installed.

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
+from keepstep.service.fleet_engine import Engine
 from keepstep.service.fleet_report_checks import checks_section
 from keepstep.service.fleet_report_data import FleetData, ReportOptions, load
 from keepstep.service.fleet_report_faults import node_faults
@@ -24,7 +25,6 @@ from keepstep.service.fleet_report_sources import sources_section
 from keepstep.service.fleet_report_text import report_text
 from keepstep.service.fleet_report_time import ettr_section, ledger_section
 from keepstep.service.fleet_sheet import FleetReport, Section
-from keepstep.store.fleet_tables import FleetStore
 
 __all__ = ["ReportOptions", "fleet_report", "printed_report", "report_json", "report_of_fleet"]
 
@@ -40,21 +40,18 @@ _OF_ATTEMPTS = (
 _OF_NODES = (nodes_section, lemons_section, checks_section)
 
 
-_PART_ROWS = 1_000_000
-"""Attempts of one part: what one process holds at a time."""
-
-
-def report_of_fleet(directory: Path, options: ReportOptions, *, parts: int = 1, each: Any = None) -> FleetReport:
-    """Read `directory` and make its report. Raises UsageError, StoreError (see `load`)."""
-    return fleet_report(load(directory, options, each=each, parts=parts))
+def report_of_fleet(
+    directory: Path, options: ReportOptions, *, engine: Engine = "local", parts: int | None = None
+) -> FleetReport:
+    """Read `directory` and make its report; any engine and any number of parts give the same one. Raises as `load`."""
+    return fleet_report(load(directory, options, engine=engine, parts=parts))
 
 
 def printed_report(
-    directory: Path, options: ReportOptions, *, style: str = "text", engine: str = "local", terminal: bool = False
+    directory: Path, options: ReportOptions, *, style: str = "text", engine: Engine = "local", terminal: bool = False
 ) -> str:
     """The report as `text`, `json` or `html`. On a `terminal` text has its width and colours."""
-    parts = max(1, math.ceil(FleetStore(directory).rows("attempts") / _PART_ROWS))
-    report = report_of_fleet(directory, options, parts=parts)
+    report = report_of_fleet(directory, options, engine=engine)
     if style == "json":
         return report_json(report)
     if style == "html":

@@ -38,6 +38,7 @@ _STYLE = {
     "legend.frameon": False,
 }
 _MOST_CURVES = 10
+_Sheets = list[Sheet | None]
 
 
 class Chart(msgspec.Struct, frozen=True):
@@ -56,7 +57,7 @@ def charts_of(report: FleetReport) -> dict[str, list[Chart]]:
         if sheets[0] is not None and sheets[0].rows:
             with mpl.rc_context(_STYLE):
                 figure = Figure(figsize=(8.6, 3.9), layout="constrained")
-                draw(figure.add_subplot(), *sheets)
+                draw(figure.add_subplot(), sheets)
                 found.setdefault(section, []).append(Chart(section, _svg(figure), caption))
     return found
 
@@ -67,6 +68,12 @@ def _svg(figure: Figure) -> str:
     text = out.getvalue()
     text = text[text.index("<svg") :]
     return re.sub(r'<svg ([^>]*?)height="[^"]*" ([^>]*?)width="[^"]*"', r"<svg \1\2", text)
+
+
+def _first(sheets: _Sheets) -> Sheet:
+    """The sheet a chart is of; it is only drawn if that has rows."""
+    assert sheets[0] is not None
+    return sheets[0]
 
 
 def _finite(value: Any) -> float:
@@ -82,8 +89,9 @@ def _column(sheet: Sheet, name: str) -> list[float]:
     return [_finite(row.get(name)) for row in sheet.rows]
 
 
-def _ledger(axes: Axes, sheet: Sheet) -> None:
+def _ledger(axes: Axes, sheets: _Sheets) -> None:
     """A waterfall: from everything allocated down to the kept steps, each label taking its share away."""
+    sheet = _first(sheets)
     rows = [row for row in sheet.rows if row["label"] != "kept_step"]
     rows.sort(key=lambda row: (row["label"] in LOSSES, -row["gpu_hours"]))
     total = sum(row["share"] for row in sheet.rows)
@@ -105,7 +113,8 @@ def _ledger(axes: Axes, sheet: Sheet) -> None:
     axes.set_axisbelow(True)
 
 
-def _ettr(axes: Axes, sheet: Sheet, expected: Sheet | None) -> None:
+def _ettr(axes: Axes, sheets: _Sheets) -> None:
+    sheet, expected = _first(sheets), sheets[1]
     places = list(range(len(sheet.rows)))
     names = [row["group"] for row in sheet.rows]
     value = _column(sheet, "of_sums")
@@ -135,7 +144,8 @@ def _top(name: str) -> float:
     return float(name.split("-")[-1].lstrip(">"))
 
 
-def _mttf(axes: Axes, sheet: Sheet, projected: Sheet | None) -> None:
+def _mttf(axes: Axes, sheets: _Sheets) -> None:
+    sheet, projected = _first(sheets), sheets[1]
     rows = [row for row in sheet.rows if math.isfinite(_finite(row["mttf_hours"]))]
     none = [row for row in sheet.rows if not math.isfinite(_finite(row["mttf_hours"]))]
     x = [_top(row["size"]) for row in rows]
@@ -176,7 +186,8 @@ def _short(value: float) -> str:
 
 
 def _survival(unit: str) -> Callable[..., None]:
-    def draw(axes: Axes, sheet: Sheet) -> None:
+    def draw(axes: Axes, sheets: _Sheets) -> None:
+        sheet = _first(sheets)
         names = list(dict.fromkeys(row["group"] for row in sheet.rows))[-_MOST_CURVES:]
         colours = mpl.colormaps["viridis"]([0.85 * at / max(1, len(names) - 1) for at in range(len(names))])
         for colour, name in zip(colours, names, strict=True):
@@ -196,7 +207,8 @@ def _survival(unit: str) -> Callable[..., None]:
     return draw
 
 
-def _queue(axes: Axes, sheet: Sheet) -> None:
+def _queue(axes: Axes, sheets: _Sheets) -> None:
+    sheet = _first(sheets)
     places = list(range(len(sheet.rows)))
     floor = 1.0 / 3600
     for name, colour, width in (("p90", _USED, 0.66), ("median", _MARK, 0.36)):
@@ -215,7 +227,8 @@ def _queue(axes: Axes, sheet: Sheet) -> None:
     _legend(axes)
 
 
-def _investments(axes: Axes, sheet: Sheet) -> None:
+def _investments(axes: Axes, sheets: _Sheets) -> None:
+    sheet = _first(sheets)
     rows = list(reversed(sheet.rows[:10]))
     left = [0.0] * len(rows)
     for name, colour in (("detect", _MODEL), ("repair", _USED), ("recompute", _LOST), ("second_order", "#6d597a")):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from keepstep.fleet.ettr_measured import RunTimes, run_times
 from keepstep.fleet.ledger import Assumptions
 from keepstep.fleet.rates_by_size import Lives
 from keepstep.fleet.sizes import size_class
+from keepstep.service.fleet_engine import Engine, Part, each, run_parts
 from keepstep.store.fleet_tables import FleetStore
 
 __all__ = ["GROUPS", "FleetData", "ReportOptions", "account_part", "load"]
@@ -88,15 +87,14 @@ class FleetData(msgspec.Struct, frozen=True):
         return size_class(self.times.gpus)
 
 
-def account_part(directory: Path, part: tuple[int, int], *, options: ReportOptions) -> Account:
-    """The account of the job runs whose id leaves `part[0]` when divided by `part[1]`."""
+def account_part(directory: Path, chosen: tuple[Part, ReportOptions]) -> Account:
+    """The account of the job runs of one part."""
     store = FleetStore(directory)
-    number, of = part
+    part, options = chosen
     wanted = (*COLUMNS, options.group) if options.group not in COLUMNS else COLUMNS
-    table = store.part(number, of=of, columns=wanted)
-    return account_of(
-        arrays_of(table, group=options.group), options.assumptions, known=_known(store, number=number, of=of)
-    )
+    table = store.part(part[0], of=part[1], columns=wanted)
+    known = _known(store, number=part[0], of=part[1])
+    return account_of(arrays_of(table, group=options.group), options.assumptions, known=known)
 
 
 def _known(store: FleetStore, *, number: int, of: int) -> Known | None:
@@ -109,20 +107,17 @@ def _known(store: FleetStore, *, number: int, of: int) -> Known | None:
 
 _JOINED = (("progress", '"time"'), ("incidents", "onset"))
 
-Each = Callable[[Callable[[Path, tuple[int, int]], Account], list[tuple[int, int]]], list[Account]]
 
-
-def load(directory: Path, options: ReportOptions, *, each: Each | None = None, parts: int = 1) -> FleetData:
-    """Read the directory in `parts`, worked on one after the other or as `each` does it.
+def load(directory: Path, options: ReportOptions, *, engine: Engine = "local", parts: int | None = None) -> FleetData:
+    """Read the directory in `parts` (None: as many as its size asks for), each worked on by itself.
 
     Raises UsageError if it is no fleet directory or a wrong group, StoreError if a table is damaged.
     """
     if options.group not in GROUPS:
         raise UsageError(f"no column of groups: {options.group[:40]}", remedy=f"one of {', '.join(GROUPS)}")
     store = FleetStore(directory)
-    function = functools.partial(account_part, options=options)
-    wanted = [(number, parts) for number in range(parts)]
-    done = each(function, wanted) if each else [function(directory, part) for part in wanted]
+    divided = run_parts(directory) if parts is None else [(number, parts) for number in range(parts)]
+    done = each(account_part, [(part, options) for part in divided], directory=directory, engine=engine)
     account = joined_accounts(done)
     del done
     seen = account.attempts

@@ -13,9 +13,10 @@ import pyarrow as pa
 from keepstep.fleet.episodes import Faults
 from keepstep.service.fleet_report_data import FleetData
 
-__all__ = ["NodeFaults", "node_events", "node_faults"]
+__all__ = ["DAY_US", "NodeFaults", "node_events", "node_faults"]
 
 DAY_US = 86_400_000_000
+"""Microseconds of a day."""
 _RELATIVE_US = 3 * 366 * DAY_US
 
 _FAULTS = """
@@ -62,7 +63,7 @@ def node_faults(data: FleetData) -> NodeFaults:
     names = tuple(data.rows(_NAMES)["node"].to_pylist())
     start, end = (_moments(rows, name) for name in ("start", "end"))
     bounds = data.rows(_BOUNDS).to_pylist()[0]
-    origin = _origin(data, bounds["low"], start)
+    origin = _origin(data, bounds["low"], starts=start)
     seen = [data.last, *(int(column.max()) for column in (start, end) if len(column))]
     latest = max(max(seen), bounds["high"] or 0)
     end = np.where(end < start, np.maximum(latest, start), end)
@@ -84,7 +85,7 @@ def _moments(rows: pa.Table, name: str) -> Any:
     return rows[name].cast(pa.int64()).fill_null(-(2**62)).to_numpy()
 
 
-def _origin(data: FleetData, capacity: int | None, starts: Any) -> int:
+def _origin(data: FleetData, capacity: int | None, *, starts: Any) -> int:
     """Day 0: the begin of the capacity, 1970 for traces whose days have no date, else the first thing seen."""
     seen = [int(starts.min())] if len(starts) else []
     seen += [data.first] if data.last else []

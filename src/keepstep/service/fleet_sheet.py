@@ -10,8 +10,8 @@ import msgspec
 
 __all__ = ["FleetReport", "Section", "Sheet", "cells", "sheet"]
 
-Row = dict[str, Any]
-Shown = tuple[tuple[str, str], ...]
+_Row = dict[str, Any]
+_Shown = tuple[tuple[str, str], ...]
 
 
 class Sheet(msgspec.Struct, frozen=True):
@@ -23,9 +23,9 @@ class Sheet(msgspec.Struct, frozen=True):
 
     key: str
     title: str
-    rows: tuple[Row, ...]
+    rows: tuple[_Row, ...]
     note: str = ""
-    shown: Shown = ()
+    shown: _Shown = ()
     drawn: bool = False
 
 
@@ -51,14 +51,14 @@ class FleetReport(msgspec.Struct, frozen=True):
 
 
 def sheet(
-    key: str, title: str, *, rows: Iterable[Any], note: str = "", shown: Shown = (), drawn: bool = False
+    key: str, title: str, *, rows: Iterable[Any], note: str = "", shown: _Shown = (), drawn: bool = False
 ) -> Sheet:
     """A sheet of structs or mappings."""
     plain = tuple(dict(row) if isinstance(row, Mapping) else msgspec.structs.asdict(row) for row in rows)
     return Sheet(key, title, plain, note, shown, drawn)
 
 
-class _Shown:
+class _Value:
     """A value in a template: what is unknown is a dash, what is endless says so."""
 
     def __init__(self, value: Any) -> None:
@@ -89,6 +89,6 @@ def cells(table: Sheet) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
     )
     rows = []
     for row in table.rows:
-        values = {name: _Shown(value) for name, value in row.items()}
+        values = {name: _Value(value) for name, value in row.items()}
         rows.append(tuple(template.format(**values) for _, template in shown))
     return tuple(heading for heading, _ in shown), tuple(rows)
