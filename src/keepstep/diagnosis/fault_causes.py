@@ -55,9 +55,9 @@ def symptoms_of(case: LogCase) -> list[Finding]:
     seen = [pair for pair in named_events(case, "symptom") if pair[0].kind != "process_ended" or _failed(pair[0])]
     if not seen:
         return []
-    killed = [pair for pair in seen if pair[0].fields.get("signal") in ("SIGKILL", "SIGSEGV", "SIGBUS")]
+    killed = [event for event, _ in seen if event.fields.get("signal") in ("SIGKILL", "SIGSEGV", "SIGBUS")]
     if killed:
-        return [_killed(case, killed[0][0], number=len(seen))]
+        return [_killed(case, max(killed, key=_tells), number=len(seen))]
     event, meaning = max(seen, key=lambda pair: pair[1].confidence)
     return [
         Finding(
@@ -72,6 +72,11 @@ def symptoms_of(case: LogCase) -> list[Finding]:
             next_probe=f"{meaning.then}; logs of all ranks from the first error on, dmesg of the nodes",
         )
     ]
+
+
+def _tells(event: LogEvent) -> tuple[bool, bool]:
+    """How much a line tells of the process that ended."""
+    return event.kind == "first_failure", event.rank is not None or "ranks" in event.fields
 
 
 def _claims(case: LogCase) -> list[tuple[LogEvent, FaultLine]]:
@@ -165,6 +170,8 @@ def _suspects(events: list[LogEvent]) -> tuple[tuple[Suspect, ...], ...]:
             if known.device is None and suspect.device is not None:
                 found[_place(suspect)] = suspect
     places = list(found.values())
+    if events[0].kind == "nccl_connect_failed":
+        return ()  # who could not reach the other says it, not who is at fault
     if any(place.rank is not None for place in places):
         places = [place for place in places if place.rank is not None]
     return tuple((place,) for place in places[: 2 * _SHOWN])

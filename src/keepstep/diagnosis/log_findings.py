@@ -19,6 +19,7 @@ from keepstep.diagnosis.log_hang import hang_findings, startup_findings
 from keepstep.diagnosis.log_health import health_findings, setting_findings
 from keepstep.diagnosis.log_notes import capture_findings, claim_findings
 from keepstep.diagnosis.phase_values import contention_findings, phase_findings, value_findings
+from keepstep.diagnosis.rank_rows import count_findings
 from keepstep.diagnosis.stack_verdict import diagnose_stacks
 from keepstep.records.evidence import LogEvent, StackSample
 from keepstep.records.finding import Finding
@@ -38,7 +39,12 @@ def diagnose_logs(events: Iterable[LogEvent], stacks: Iterable[StackSample] = ()
 
 
 def _told(case: LogCase) -> list[Finding]:
-    differing = [*fingerprint_findings(case), *calls_that_differ(case), *models_that_differ(case)]
+    differing = [
+        *fingerprint_findings(case),
+        *calls_that_differ(case),
+        *models_that_differ(case),
+        *count_findings(case),
+    ]
     causes = causes_of(case)
     if differing:
         hard = causes if named_events(case, "hard") else []
@@ -46,7 +52,7 @@ def _told(case: LogCase) -> list[Finding]:
     sure = [finding for finding in causes if finding.confidence > _SURE]
     hang = hang_findings(case)
     if sure:
-        return [_with_waiters(finding, hang) for finding in sure]
+        return [_placed_by_numbers(_with_waiters(finding, hang), case) for finding in sure]
     for found in (diagnose_stacks(case.stacks), hang, startup_findings(case), setting_findings(case)):
         if _says_something(found):
             return found
@@ -58,6 +64,16 @@ def _told(case: LogCase) -> list[Finding]:
             return _after(found, hang)
     unclear = [*hang, *diagnose_stacks(case.stacks), *capture_findings(case), *symptoms_of(case)]
     return unclear[:1] if unclear else [*slow[:1], *health_findings(case)][:1] or [_quiet(case)]
+
+
+def _placed_by_numbers(finding: Finding, case: LogCase) -> Finding:
+    """A cause that names nobody, with the rank that numbers of the same layer single out."""
+    if finding.suspects:
+        return finding
+    same = [item for item in value_findings(case) if item.layer == finding.layer and item.suspects]
+    if not same:
+        return finding
+    return msgspec.structs.replace(finding, suspects=same[0].suspects, evidence=(*finding.evidence, *same[0].evidence))
 
 
 def _says_something(found: list[Finding]) -> bool:

@@ -121,7 +121,7 @@ def unfinished_bars(case: LogCase) -> list[Activity]:
 def claimed_activity(case: LogCase) -> list[tuple[list[int], Activity]]:
     """Ranks of which a person says that they did not do, or stand in, something with data or storage."""
     found = []
-    for event in case.of("note_lack", "note_stand"):
+    for event in case.of("note_lack", "note_stand", "note_only"):
         what = event.fields["what"]
         layer: Layer | None = None
         if _DATA_WORDS.search(what):

@@ -10,6 +10,7 @@ from collections import defaultdict
 
 from keepstep.diagnosis.hang_words import listed
 from keepstep.diagnosis.log_case import LogCase, quotation
+from keepstep.diagnosis.rank_rows import rows_of_ranks
 from keepstep.records.evidence import LogEvent
 from keepstep.records.finding import Finding, Layer, Suspect
 
@@ -35,7 +36,7 @@ _FEW_CORES = 2
 
 def value_findings(case: LogCase) -> list[Finding]:
     """One finding for each row of numbers; `undetermined` where the row cannot single anybody out."""
-    rows = case.of("phase_table")
+    rows = [*case.of("phase_table"), *rows_of_ranks(case)]
     found = [_row(event) for event in rows]
     labelled = {event.fields.get("label") for event in rows}
     if len(labelled) > 1 or len(found) < 2:
@@ -244,7 +245,7 @@ def phase_findings(case: LogCase) -> list[Finding]:
         rank: event
         for rank, event in last.items()
         if event.fields["phase"] == "data"
-        and event.fields["edge"] in ("before", "loading", "fetching", "start", "starting", "entering")
+        and event.fields["edge"].startswith(("before", "load", "fetch", "start", "enter", "begin", "wait"))
     }
     further = {rank: event for rank, event in last.items() if rank not in loading}
     if not loading or not further or case.has("training_ended"):

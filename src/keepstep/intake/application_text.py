@@ -50,7 +50,8 @@ APPLICATION_PATTERNS: tuple[Pattern, ...] = (
     pattern(
         "progress_bar",
         "%",
-        expression=r"(?P<percent>\d{1,3})%\s*\|?[^|\n]{0,60}\|\s*[\d.]+\w{0,3}/[\d.]+\w{0,3}\s*\[(?P<elapsed>[\d:]+)<(?P<left>[\d:]+|\?)"
+        expression=r"(?P<percent>\d{1,3})%\s*\|?[^"
+        r"|\n]{0,60}\|\s*[\d.]+\w{0,3}/[\d.]+\w{0,3}\s*\[(?P<elapsed>[\d:]+)<(?P<left>[\d:]+|\?)"
         r"|(?P<percent_2>\d{1,3})\s?%.{0,40}(?:ETA|eta|remaining|left)\W+(?P<left_2>[\d:]+(?:\s?[hms]\w*)?)",
         refine=lambda text, fields: _bar(text, {key.removesuffix("_2"): value for key, value in fields.items()}),
     ),
@@ -181,5 +182,13 @@ APPLICATION_PATTERNS: tuple[Pattern, ...] = (
         "topology_path",
         "acs|iommu",
         expression=r"\bACS\b[^\n]{0,40}(?:enabled|is on|redirect)|IOMMU[^\n]{0,30}(?:enabled|is on)",
+    ),
+    pattern(
+        "fabric_manager",
+        "system not yet initialized|fabric manager|fabricmanager",
+        expression=(
+            r"system not yet initialized|fabric ?manager[^\n]{0,40}(?:not running|inactive|failed"
+            r"|not started|error)"
+        ),
     ),
 )

@@ -157,7 +157,9 @@ HARDWARE_PATTERNS: tuple[Pattern, ...] = (
     pattern(
         "node_failed",
         "node failure|node_fail|nodenotready|node is down|not responding",
-        expression=r"DUE TO NODE FAILURE|NODE_FAIL\b|NodeNotReady|node (?P<host>[\w.-]+) (?:is )?(?:DOWN"
+        expression=r"Node failure on (?P<host_2>[\w.-]+)|DUE TO NODE FAILURE|NODE_FAIL\b|NodeNotReady"
+        r"|node (?P<host>[\w.-]+) (?:is )?(?:DOWN"
         r"|not responding)",
+        refine=_filled,
     ),
 )

@@ -71,6 +71,22 @@ NOTE_PATTERNS: tuple[Pattern, ...] = (
         refine=_claimed,
     ),
     pattern(
+        "note_only",
+        "only",
+        expression=rf"(?P<what>[^.;\n]{{3,100}}?)\b(?:only|just) (?:on|by|in) ranks? {_LIST}\b"
+        rf"|only ranks? (?P<ranks_2>\d+) (?P<what_2>[^.;\n]{{3,100}})",
+        refine=lambda _, fields: {key.removesuffix("_2"): value for key, value in fields.items()} | {"claimed": "yes"},
+    ),
+    pattern(
+        "note_cure",
+        "nccl_|disable",
+        expression=r"\b(?:with|after|when|setting|if I set|export(?:ing)?)\b[^.\n]{0,30}?(?P<setting>(?:NCCL"
+        r"|TORCH|GLOO|CUDA)_\w+)(?:\s?=\s?\w+)?"
+        r"[^\n]{0,60}?\b(?:it works|works|no (?:more )?hang\w*|fixed|resolved|solved|goes away"
+        r"|disappears?|runs fine|trains fine)",
+        refine=_claimed,
+    ),
+    pattern(
         "note_same",
         "same",
         expression=rf"\branks? {_LIST}\b[^\n]{{0,20}}?\bsame\b[^\n]{{0,40}}?\b(?:as|like) rank (?P<like>\d+)",
@@ -98,13 +114,10 @@ NOTE_PATTERNS: tuple[Pattern, ...] = (
     ),
     pattern(
         "note_scaling",
-        "rank|process|worker",
-        expression=(
-            r"(?P<what>[A-Za-z][\w /()-]{2,50}?),? (?P<number>\d+) (?:ranks?|process(?:es)?|workers?"
-            r"|GPUs?) (?:on|per|in|at) (?:the |a |one |each )?(?:node|host|machine"
-            r"|socket)\W{1,4}(?P<low>\d+(?:\.\d+)?)(?:\s*(?:-"
-            r"|to)\s*(?P<high>\d+(?:\.\d+)?))? ?(?P<unit>ms|us|s)\b"
-        ),
+        "rank|process|worker|gpu",
+        expression=r"(?P<what>[A-Za-z][\w /()-]{2,50}?),? (?P<number>\d+) (?:ranks?|process(?:es)?|workers?|GPUs?)"
+        r"(?: (?:on|per|in|at) (?:the |a |one |each )?(?:node|host|machine|socket))?\W{1,4}(?P<low>\d+(?:\.\d+)?)"
+        r"(?:\s*(?:-|to)\s*(?P<high>\d+(?:\.\d+)?))? ?(?P<unit>ms|us|s)\b",
         refine=_scaling,
     ),
     pattern(

@@ -14,6 +14,7 @@ LONGEST_BLOCK = 8 << 20
 """Characters of a JSON document pasted into other text; a longer one is read as lines only."""
 
 _MOST_BLOCKS = 64
+_ONE_LINE = ('"test_categories"', '"ifname"', '"/sys/')
 _FENCE = re.compile(r"^\s{0,3}(~{3,}|`{3,})")
 _HEADING = re.compile(r"^#{1,6} \S")
 
@@ -60,7 +61,7 @@ class PastedText:
     def _json(self, line: Line) -> tuple[int, bytes] | None:
         text = line.text
         if not self._depth:
-            if text.strip() not in ("{", "[", "[{"):
+            if text.strip() not in ("{", "[", "[{") and not any(mark in text for mark in _ONE_LINE):
                 return None
             self._block, self._size, self._began = [], 0, line.number
         self._depth += _balance(text)

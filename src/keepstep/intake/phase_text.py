@@ -74,6 +74,21 @@ def _phase(text: str, fields: dict[str, str]) -> dict[str, str] | None:
     return {"edge": fields["edge"].lower(), "phase": phase, "what": fields["what"].strip()} if phase else None
 
 
+_NAMED_VALUE = re.compile(
+    r"([A-Za-z][A-Za-z_ ]{1,30}?)[_ ]?(?:\(?(?:ms|s)\)?)?\s*[:=]?\s*(\d+(?:\.\d+)?) ?(ms|s|sec|us)\b"
+)
+
+
+def _values(text: str, fields: dict[str, str]) -> dict[str, str] | None:
+    """`values` as `phase=number ...`, in the unit given, of one rank's line; lines of steps are left to tables."""
+    found: dict[str, str] = {}
+    for name, value, unit in _NAMED_VALUE.findall(fields["rest"]):
+        phase = phase_word(name)
+        if phase:
+            found.setdefault(phase, f"{phase}={value}{unit}")
+    return {"values": " ".join(found.values())} if found else None
+
+
 PHASE_PATTERNS: tuple[Pattern, ...] = (
     pattern(
         "phase_table",
@@ -90,5 +105,19 @@ PHASE_PATTERNS: tuple[Pattern, ...] = (
             r"|done(?: with)?|loading|loaded|fetching|got)\s+(?P<what>[^\n]{2,60})"
         ),
         refine=_phase,
+    ),
+    pattern(
+        "rank_values",
+        "rank",
+        expression=r"^\W*rank[ =:#]{0,2}\d{1,6}\b\W{0,3}(?P<rest>[^\n]*\d ?(?:ms|s|sec|us)\b[^\n]*)",
+        refine=_values,
+    ),
+    pattern(
+        "rank_count",
+        "batches|steps|iterations",
+        expression=(
+            r"\b(?:after|processed|did|has|had|saw|completed|finished|total(?: of)?"
+            r"|ran)\W{1,3}(?P<count>\d+)\s+(?P<what>(?:mini-?|micro-?)?batches|steps|iterations)\b"
+        ),
     ),
 )

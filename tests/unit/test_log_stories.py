@@ -1,0 +1,236 @@
+"""Whole stories as users paste them: a few words, then lines of several tools; the kind, the layer and who."""
+
+from __future__ import annotations
+
+import pytest
+from diagnosed_text import found_in, ranks
+
+STORIES = {
+    "a save that takes too long": (
+        "## Symptom\n"
+        "\n"
+        "16 GPUs, 2 nodes. Checkpoint saving takes very long and then the job is killed.\n"
+        "\n"
+        "## Log\n"
+        "\n"
+        "```\n"
+        "[rank0]: 2026-02-18 10:28:25,496 - root - INFO - Saving latest checkpoint model trained "
+        "for 3 complete epochs\n"
+        "2026-02-18T10:48:25.681Z [rank7]:[E218 10:48:25.033625188 ProcessGroupNCCL.cpp:632] "
+        "[Rank 7] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1512677, "
+        "OpType=ALLREDUCE, NumelIn=306176, NumelOut=306176, Timeout(ms)=1200000) ran for 1200027 "
+        "milliseconds before timing out.\n"
+        "```\n",
+        "noncommunication_hang",
+        "storage",
+        [0],
+    ),
+    "address of a bridge": (
+        "Multi-node job never starts, hangs in init_process_group. Works on one node.\n"
+        "worker-1:71:71 [0] NCCL INFO Bootstrap : Using docker0:172.17.0.1<0>\n"
+        "worker-1:71:71 [0] NCCL INFO NET/Socket : Using [0]docker0:172.17.0.1<0>\n"
+        "worker-1:71:120 [0] misc/socket.cc:484 NCCL WARN socketStartConnect: Connect to "
+        "172.17.0.1<36041> failed : Connection refused\n",
+        "startup_never_arrived",
+        "configuration",
+        [],
+    ),
+    "a setting that cures": (
+        "8 GPU DDP run hangs at the first all_reduce when P2P is used. nvidia-smi shows 100 % on "
+        "all GPUs. With NCCL_P2P_DISABLE=1 it works.\n"
+        "n1:10:10 [0] NCCL INFO Channel 00/02 :    0   1\n"
+        "n1:10:10 [0] NCCL INFO P2P Chunksize set to 131072\n"
+        "n1:10:10 [0] NCCL INFO Init COMPLETE\n",
+        "communication_hang",
+        "configuration",
+        [],
+    ),
+    "illegal access": (
+        "vLLM tensor parallel server stops answering after some hours.\n"
+        "(VllmWorkerProcess pid=412) ERROR 07-05 [rank1]:[E ProcessGroupNCCL.cpp:1182] [Rank 1] "
+        "NCCL watchdog thread terminated with exception: CUDA error: an illegal memory access "
+        "was encountered\n"
+        "[rank1]:[E ProcessGroupNCCL.cpp:1182] what():  [Rank 1] NCCL watchdog thread terminated "
+        "with exception: CUDA error: an illegal memory access was encountered\n"
+        "[rank0]:[E ProcessGroupNCCL.cpp:563] [Rank 0] Watchdog caught collective operation "
+        "timeout: WorkNCCL(SeqNum=158046, OpType=GATHER, NumelIn=2867200, NumelOut=0, "
+        "Timeout(ms)=600000) ran for 600027 milliseconds before timing out.\n",
+        "crash",
+        "application",
+        [1],
+    ),
+    "killed without a word": (
+        "torchrun failed\n"
+        "[2024-06-01 10:00:00,123] torch.distributed.elastic.multiprocessing.api: [ERROR] failed "
+        "(exitcode: -9) local_rank: 3 (pid: 41233) of binary: /usr/bin/python3\n"
+        "[2024-06-01 10:00:00,200] torch.distributed.elastic.multiprocessing.api: [WARNING] "
+        "Sending process 41230 closing signal SIGTERM\n"
+        "============================================================\n"
+        "train.py FAILED\n"
+        "------------------------------------------------------------\n"
+        "Failures:\n"
+        "  <NO_OTHER_FAILURES>\n"
+        "------------------------------------------------------------\n"
+        "Root Cause (first observed failure):\n"
+        "[0]:\n"
+        "  time      : 2024-06-01_10:00:00\n"
+        "  host      : gpu-12.example.local\n"
+        "  rank      : 11 (local_rank: 3)\n"
+        "  exitcode  : -9 (pid: 41233)\n"
+        "  error_file: <N/A>\n"
+        "  traceback : Signal 9 (SIGKILL) received by PID 41233\n"
+        "============================================================\n",
+        "crash",
+        "undetermined",
+        [11],
+    ),
+    "watchdog held up": (
+        "[rank7]:[E626 05:14:36.393067540 ProcessGroupNCCL.cpp:1743] [PG ID 0 PG GUID "
+        "0(default_pg) Rank 7] ProcessGroupNCCL's watchdog got stuck for 480 seconds without "
+        "making progress in monitoring enqueued collectives. This typically indicates a "
+        "NCCL/CUDA API (e.g., CudaEventDestroy) hang blocking the watchdog, and could be "
+        "triggered by another thread holding the GIL inside a CUDA api\n"
+        "[rank2]:[E626 05:06:30.929096625 ProcessGroupNCCL.cpp:632] [Rank 2] Watchdog caught "
+        "collective operation timeout: WorkNCCL(SeqNum=120049, OpType=_ALLGATHER_BASE, "
+        "NumelIn=16384000, NumelOut=131072000, Timeout(ms)=1800000) ran for 1800065 milliseconds "
+        "before timing out.\n"
+        "[rank5]:[E626 05:14:36.393819762 ProcessGroupNCCL.cpp:1743] [PG ID 0 PG GUID "
+        "0(default_pg) Rank 5] ProcessGroupNCCL's watchdog got stuck for 480 seconds without "
+        "making progress in monitoring enqueued collectives.\n",
+        "noncommunication_hang",
+        "software_library",
+        [5, 7],
+    ),
+    "one batch more": (
+        "4 ranks. Uneven data: ranks get different numbers of batches; at the end of the epoch the job hangs.\n"
+        "rank 0: finished epoch 3 after 1251 batches\n"
+        "rank 1: finished epoch 3 after 1250 batches\n"
+        "rank 2: finished epoch 3 after 1250 batches\n"
+        "[rank0]:[E ProcessGroupNCCL.cpp:563] [Rank 0] Watchdog caught collective operation "
+        "timeout: WorkNCCL(SeqNum=100321, OpType=ALLREDUCE, NumelIn=25557032, NumelOut=25557032, "
+        "Timeout(ms)=600000) ran for 600421 milliseconds before timing out.\n",
+        "collective_mismatch",
+        "application",
+        [0],
+    ),
+    "slow port": (
+        "NCCL all-reduce bandwidth dropped to a quarter on 2 of 16 nodes.\n"
+        "node09: mlx5_2: port rate 100 Gb/sec (expected 400)\n"
+        "node09: LinkDownedCounter: 12, SymbolErrorCounter: 4093\n",
+        "communication_slow",
+        "hardware_link",
+        [],
+    ),
+    "hot device": (
+        "Step time grew from 1.2 s to 2.6 s after a restart. One GPU is hot.\n"
+        "gpu_temp_c: rank0 61 rank1 63 rank2 60 rank3 91\n"
+        "sm_clock_mhz: rank0 1980 rank1 1980 rank2 1980 rank3 1155\n"
+        "HW Thermal Slowdown : Active\n",
+        "compute_slow",
+        "hardware_gpu",
+        [3],
+    ),
+    "uneven experts": (
+        "Expert parallel training is slow, waiting in all_to_all. No rank is always the slowest.\n"
+        "tokens per expert rank: rank0 8100 rank1 30900 rank2 7900 rank3 8200\n",
+        "imbalance",
+        "application",
+        [],
+    ),
+    "a line for each rank": (
+        "Mean times over 200 steps, 8 ranks:\n"
+        "rank 0: forward 110.2 ms, data 3.1 ms\n"
+        "rank 1: forward 110.6 ms, data 3.0 ms\n"
+        "rank 2: forward 109.9 ms, data 3.2 ms\n"
+        "rank 3: forward 189.0 ms, data 3.1 ms\n"
+        "rank 4: forward 110.1 ms, data 3.1 ms\n",
+        "compute_slow",
+        "application",
+        [3],
+    ),
+    "DCGM 3 on one line": (
+        "Eight DCGM checks ran.\n"
+        '{ "DCGM GPU Diagnostic": {"test_categories": '
+        '[{"category":"Hardware","tests":[{"name":"GPU '
+        'Memory","results":[{"gpu_id":"3","status":"Fail","warnings":"A DBE (double-bit error) '
+        'was detected on GPU 3"}]}]}]}}\n',
+        "crash",
+        "hardware_gpu",
+        [],
+    ),
+    "fabric manager": (
+        "GPU 3 shows fabric manager not running; NCCL init fails\n"
+        "[rank3]: torch.distributed.DistBackendError: NCCL error in: "
+        "../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1970, unhandled cuda error, NCCL "
+        "version 2.20.5\n"
+        "ncclUnhandledCudaError: Call to CUDA function failed.\n"
+        "Last error:\n"
+        "Cuda failure 'system not yet initialized'\n",
+        "startup_died",
+        "configuration",
+        [],
+    ),
+    "waiting for the loader": (
+        "The job stopped at step 12000 with all GPUs at 100 %.\n"
+        "rank 3: step 12000 entering backward\n"
+        "rank 1: step 12000 entering backward\n"
+        "rank 0: step 12000 entering backward\n"
+        "rank 2: step 12000 waiting for batch from loader\n",
+        "noncommunication_hang",
+        "dataloader",
+        [2],
+    ),
+    "node failure": (
+        "slurmstepd: error: *** JOB 1234 ON r7i2n1 CANCELLED AT 2022-05-01T10:00:00 DUE TO NODE "
+        "FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***\n"
+        "srun: error: Node failure on r7i2n3\n",
+        "crash",
+        "undetermined",
+        [],
+    ),
+    "file not there": (
+        "[rank4]: Traceback (most recent call last):\n"
+        '[rank4]:   File "/app/train.py", line 210, in <module>\n'
+        "[rank4]:     main()\n"
+        '[rank4]:   File "/app/data.py", line 55, in __getitem__\n'
+        "[rank4]:     with open(path) as f:\n"
+        "[rank4]: FileNotFoundError: [Errno 2] No such file or directory: '/data/shard_0041.tar'\n"
+        "[rank0]:[E ProcessGroupNCCL.cpp:563] [Rank 0] Watchdog caught collective operation "
+        "timeout: WorkNCCL(SeqNum=1, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, "
+        "Timeout(ms)=600000) ran for 600421 milliseconds before timing out.\n",
+        "crash",
+        "application",
+        [4],
+    ),
+    "tokenizer on one rank": (
+        "Tokenizer runs only on rank 0 and takes 40 minutes; others wait in barrier and time out after 30 min.\n"
+        "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1, "
+        "OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=1800000) ran for 1800001 "
+        "milliseconds before timing out.\n"
+        "[Rank 2] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1, "
+        "OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=1800000) ran for 1800100 "
+        "milliseconds before timing out.\n"
+        "[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1, "
+        "OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=1800000) ran for 1800049 "
+        "milliseconds before timing out.\n",
+        "noncommunication_hang",
+        "dataloader",
+        [0],
+    ),
+    "too many on one host": (
+        "dataset loading: each rank 1.8 s when alone, 25 s when 8 ranks on the node run\n"
+        "host cpu per step, 1 process: 3 ms\n"
+        "host cpu per step, 8 processes: 44 ms\n",
+        "compute_slow",
+        "host_cpu",
+        [],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STORIES)
+def test_a_story(name, tmp_path):
+    text, kind, layer, who = STORIES[name]
+    (finding,) = found_in(text, tmp_path)
+    assert (finding.kind, finding.layer, sorted(ranks([finding]))) == (kind, layer, who)
+    assert not set(who) & set(finding.victims)
