@@ -74,7 +74,11 @@ def story_of(connection: duckdb.DuckDBPyConnection, which: str) -> IncidentStory
         connection,
         "SELECT * FROM incidents WHERE (job = ? AND CAST(number AS VARCHAR) = ?) OR CAST(incident_id AS VARCHAR) = ? "
         "OR (job = ? AND ? <> '') ORDER BY onset, number LIMIT 1",
-        [job, number, which, which, which],
+        job,
+        number,
+        which,
+        which,
+        which,
     )
     if rows:
         return _of_incident(connection, which, row=rows[0])
@@ -84,15 +88,17 @@ def story_of(connection: duckdb.DuckDBPyConnection, which: str) -> IncidentStory
         "USING (attempt_id) LEFT JOIN failure_events e ON e.event_id = f.event_id "
         "WHERE (a.job_id = ? OR CAST(a.attempt_id AS VARCHAR) = ? OR CAST(f.event_id AS VARCHAR) = ?) "
         'AND f.failed ORDER BY a."end" DESC NULLS LAST LIMIT 1',
-        [which, which, which],
+        which,
+        which,
+        which,
     )
     if not failed:
         raise UsageError(f"no incident and no failed job {which!r}", remedy="keepstep fleet query DIR --incidents")
     return _of_attempt(connection, which, row=failed[0])
 
 
-def _rows(connection: duckdb.DuckDBPyConnection, query: str, values: list[Any]) -> list[dict[str, Any]]:
-    result = connection.execute(query, values)
+def _rows(connection: duckdb.DuckDBPyConnection, query: str, *values: Any) -> list[dict[str, Any]]:
+    result = connection.execute(query, list(values))
     names = [str(column[0]) for column in result.description or ()]
     return [dict(zip(names, row, strict=True)) for row in result.fetchall()]
 
@@ -102,7 +108,9 @@ def _of_incident(connection: duckdb.DuckDBPyConnection, which: str, *, row: dict
         connection,
         "SELECT a.job_id, f.* FROM attempts a JOIN attempt_facts f USING (attempt_id) WHERE a.job_id = ? AND ? <> '' "
         "AND a.start <= ? ORDER BY a.start DESC LIMIT 1",
-        [row["scheduler_job"], row["scheduler_job"], row["onset"]],
+        row["scheduler_job"],
+        row["scheduler_job"],
+        row["onset"],
     )
     facts = attempt[0] if attempt else {}
     nodes = [row["node"]] if row["node"] else []
@@ -142,7 +150,8 @@ def _of_attempt(connection: duckdb.DuckDBPyConnection, which: str, *, row: dict[
         connection,
         "SELECT a.job_id, a.state, a.start, a.nodes FROM attempt_facts f JOIN attempts a USING (attempt_id) "
         "WHERE f.run_id = ? AND f.life > ? ORDER BY f.life LIMIT 1",
-        [row["run_id"], row["life"]],
+        row["run_id"],
+        row["life"],
     )
     nodes = [name for name in (row["event_nodes"] or row["failed_node"] or "").split(",") if name]
     went = f"{after[0]['job_id']} ({after[0]['state']}) on {after[0]['nodes']}" if after else None
@@ -198,7 +207,9 @@ def _checks(connection: duckdb.DuckDBPyConnection, nodes: list[str], *, when: An
         connection,
         f'SELECT node, "check", "time", status, message FROM health_results WHERE node IN (SELECT unnest(?)) '
         f'AND status > 0 AND "time" {_AROUND} ORDER BY "time" LIMIT 20',
-        [nodes, when, when],
+        nodes,
+        when,
+        when,
     )
     words = ("OK", "WARN", "CRITICAL", "UNKNOWN")
     return tuple(
@@ -212,7 +223,12 @@ def _intervals(connection: duckdb.DuckDBPyConnection, nodes: list[str], *, when:
         connection,
         f'SELECT node, kind, start, "end", reason FROM node_intervals WHERE node IN (SELECT unnest(?)) '
         f'AND (start {_AROUND} OR (start <= ? AND coalesce("end", ?) >= ?)) ORDER BY start LIMIT 20',
-        [nodes, when, when, when, when, when],
+        nodes,
+        when,
+        when,
+        when,
+        when,
+        when,
     )
     return tuple(
         f"{row['node']} {row['kind']} from {_when(row['start'])} to {_when(row['end']) or 'now'}: {row['reason'][:120]}"

@@ -92,18 +92,18 @@ def finish_attempts(columns: Mapping[str, Any], *, lines: np.ndarray) -> pa.Tabl
     if not size:
         return empty("attempts")
     number = _numbers(columns, size)
-    task, offset = _filled(columns, "array_task", size), _filled(columns, "het_offset", size)
-    job = np.where(task != UNKNOWN, _filled(columns, "array_job", size), number)
-    job = np.where(offset != UNKNOWN, _filled(columns, "het_job", size), job)
+    task, offset = _filled(columns, "array_task", size=size), _filled(columns, "het_offset", size=size)
+    job = np.where(task != UNKNOWN, _filled(columns, "array_job", size=size), number)
+    job = np.where(offset != UNKNOWN, _filled(columns, "het_job", size=size), job)
     part = np.where(task != UNKNOWN, task + 1, np.where(offset != UNKNOWN, -offset - 1, 0))
-    submit, start = _filled(columns, "submit", size), _filled(columns, "start", size)
+    submit, start = _filled(columns, "submit", size=size), _filled(columns, "start", size=size)
     ids = mixed(job, part, np.where(submit == UNKNOWN, 0, submit), np.where(start == UNKNOWN, 0, start))
     return table_of("attempts", {**columns, "attempt_id": ids}, size=size)
 
 
 def _numbers(columns: Mapping[str, Any], size: int) -> np.ndarray:
     """A number for every job: the scheduler's, or one made from the id."""
-    number = _filled(columns, "job_number", size)
+    number = _filled(columns, "job_number", size=size)
     unnamed = np.flatnonzero(number == UNKNOWN)
     if len(unnamed):
         number = number.copy()
@@ -117,7 +117,7 @@ def finish_steps(columns: Mapping[str, Any], *, lines: np.ndarray) -> pa.Table:
     size = len(lines)
     if not size:
         return empty("steps")
-    start = _filled(columns, "start", size)
+    start = _filled(columns, "start", size=size)
     ids = mixed(_names(columns["job_id"]), _names(columns["step"]), np.where(start == UNKNOWN, 0, start))
     return table_of("steps", {**columns, "step_id": ids}, size=size)
 
@@ -126,7 +126,7 @@ def _names(column: Any) -> np.ndarray:
     return name_number(column.to_pylist() if isinstance(column, pa.Array | pa.ChunkedArray) else column)
 
 
-def _filled(columns: Mapping[str, Any], name: str, size: int) -> np.ndarray:
+def _filled(columns: Mapping[str, Any], name: str, *, size: int) -> np.ndarray:
     values = columns.get(name)
     return np.full(size, UNKNOWN, dtype=np.int64) if values is None else np.asarray(values, dtype=np.int64)
 

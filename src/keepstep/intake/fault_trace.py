@@ -39,7 +39,7 @@ def read_fault_trace(found: Elements, *, cluster: str) -> Taken:
         if not 0 <= time < 100_000 or event not in ("fault_start", "fault_end"):
             aside.append(Aside(index, f"no event of a fault: {event[:30]} at {time}", str(item)[:200]))
         elif event == "fault_start":
-            row = _row(key, time, cluster)
+            row = _row(key, time, cluster=cluster)
             open_.setdefault(key, []).append(row)
             row["number"] = len(rows)
             rows.append(row)
@@ -58,7 +58,7 @@ def read_fault_trace(found: Elements, *, cluster: str) -> Taken:
     return Taken(aside=tuple(aside), tables={"node_intervals": taken_rows("node_intervals", rows, key=key_columns)})
 
 
-def _row(key: tuple[str, ...], time: float, cluster: str) -> dict[str, Any]:
+def _row(key: tuple[str, ...], time: float, *, cluster: str) -> dict[str, Any]:
     node, level, sort, description = key
     return {
         "cluster": cluster or "infinitehbd",

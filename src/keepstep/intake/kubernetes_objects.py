@@ -98,7 +98,7 @@ def _pod(item: dict[str, Any], cluster: str) -> dict[str, Any]:
     scheduled = conditions.get("PodScheduled", {})
     began = moment_of(scheduled.get("lastTransitionTime")) if scheduled.get("status") == "True" else None
     ended, code, signal, why = _ending(status)
-    state = _state(text(status.get("phase")), text(status.get("reason")) or why, code)
+    state = _state(text(status.get("phase")), text(status.get("reason")) or why, code=code)
     if state in ("FAILED", "COMPLETED", "PREEMPTED", "OUT_OF_MEMORY", "NODE_FAIL") and ended is None:
         ended = moment_of(meta.get("deletionTimestamp")) or _last_change(conditions)
     name = (
@@ -149,7 +149,7 @@ def _ending(status: dict[str, Any]) -> tuple[int | None, int | None, int | None,
     return worst
 
 
-def _state(phase: str, reason: str, code: int | None) -> str:
+def _state(phase: str, reason: str, *, code: int | None) -> str:
     if phase == "Failed":
         if reason in ("Preempted", "Preempting"):
             return "PREEMPTED"

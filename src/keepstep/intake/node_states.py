@@ -93,8 +93,8 @@ def read_events(stream: BinaryIO, *, zone: str, cluster: str, where: str) -> Ite
             for s, e in zip(start.early, end.late, strict=True)
         ]
         good = [(row, time) for row, time, wrong in zip(rows, times, bad, strict=True) if not wrong]
-        nodes = [_event(row, time, cluster) for row, time in good if row.get("nodename")]
-        sizes = [_size(row, time, cluster) for row, time in good if not row.get("nodename")]
+        nodes = [_event(row, time, cluster=cluster) for row, time in good if row.get("nodename")]
+        sizes = [_size(row, time, cluster=cluster) for row, time in good if not row.get("nodename")]
         yield Taken(
             aside=(*block.aside, *aside),
             bad_bytes=block.bad_bytes,
@@ -105,7 +105,7 @@ def read_events(stream: BinaryIO, *, zone: str, cluster: str, where: str) -> Ite
         )
 
 
-def _event(row: dict[str, Any], time: tuple[int | None, int | None], cluster: str) -> dict[str, Any]:
+def _event(row: dict[str, Any], time: tuple[int | None, int | None], *, cluster: str) -> dict[str, Any]:
     state = row.get("state") or row.get("stateraw") or ""
     return {
         "cluster": row.get("cluster") or cluster,
@@ -119,7 +119,7 @@ def _event(row: dict[str, Any], time: tuple[int | None, int | None], cluster: st
     }
 
 
-def _size(row: dict[str, Any], time: tuple[int | None, int | None], cluster: str) -> dict[str, Any]:
+def _size(row: dict[str, Any], time: tuple[int | None, int | None], *, cluster: str) -> dict[str, Any]:
     tres = row.get("tres") or ""
     parts = dict(part.split("=", 1) for part in tres.split(",") if "=" in part)
     return {
