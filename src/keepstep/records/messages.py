@@ -19,6 +19,7 @@ __all__ = [
     "Address",
     "AgentHello",
     "Assignment",
+    "BatchSeen",
     "Checkpoints",
     "Drill",
     "Drilled",
@@ -179,6 +180,12 @@ class Finished(_Said, frozen=True, tag=True):
 
     version: int
     weights_sha256: str = ""
+
+
+class BatchSeen(_Said, frozen=True, tag=True):
+    """The shapes of a member's first batch, as text. For its agent, which tells the analysis; it goes no further."""
+
+    batch: str
 
 
 class ScriptFailed(_Said, frozen=True, tag=True):
@@ -441,6 +448,7 @@ MemberFact = (
     | PathsReady
     | Drilled
     | LinkProbed
+    | BatchSeen
 )
 _AgentFact = AgentHello | Enlist | MemberStarted | MemberExited | MemberStopped | StartFailed | PathsProbed
 Fact = MemberFact | _AgentFact | WatchFact

@@ -14,6 +14,7 @@ import msgspec
 
 from keepstep.errors import EnvironmentProblem, RecordError
 from keepstep.records.messages import (
+    BatchSeen,
     Drill,
     Drilled,
     Fact,
@@ -51,6 +52,7 @@ __all__ = ["Agent", "AgentPlan"]
 
 _log = logging.getLogger(__name__)
 _POLL_S = 0.1
+_MOST_BATCH_CHARACTERS = 200
 
 
 class AgentPlan(msgspec.Struct, frozen=True):
@@ -255,6 +257,9 @@ class Agent:
             if not isinstance(message, MemberFact):
                 _log.error("member %s may not say %s", member.name, type(message).__name__)
                 return
+            if isinstance(message, BatchSeen):
+                member.batch = message.batch[:_MOST_BATCH_CHARACTERS]
+                continue
             member.protected = member.protected or isinstance(message, Hello)
             self._upward(member.name, drilled_fact(message, member.drill))
 

@@ -15,6 +15,7 @@ from typing import BinaryIO
 import msgspec
 
 from keepstep.diagnosis.baseline import Baseline
+from keepstep.diagnosis.earlier_run import against
 from keepstep.diagnosis.live import LiveFinding, Watch, WatchPlan, baseline_of, begin_watch, observe, retire
 from keepstep.diagnosis.plain import PlainChange, PlainWatch
 from keepstep.service.analysis_wire import (
@@ -33,6 +34,8 @@ __all__ = ["Analysis", "main"]
 
 _NICE = 5
 _BASELINE_EVERY = 40
+_OTHERS = ("start:", "plain:", "earlier:")
+"""How the keys of findings begin that are not the live analysis's own."""
 
 
 class Analysis:
@@ -44,8 +47,9 @@ class Analysis:
         with contextlib.suppress(msgspec.DecodeError, msgspec.ValidationError):
             baseline = msgspec.msgpack.decode(begin.baseline, type=Baseline) if begin.baseline else None
         self._world = begin.world
-        self._open = {standing.key for standing in begin.open if standing.key.startswith("start:")}
-        live = tuple(_live(standing) for standing in begin.open if not standing.key.startswith("start:"))
+        self._earlier = (begin.earlier, baseline) if baseline is not None else None
+        self._open = {standing.key for standing in begin.open if standing.key.startswith(_OTHERS)}
+        live = tuple(_live(standing) for standing in begin.open if not standing.key.startswith(_OTHERS))
         self._state: Watch = begin_watch(WatchPlan(world=begin.world, job=begin.job, baseline=baseline, open=live))
         self._plain = PlainWatch(begin.world, hang_s=begin.hang_s)
         self._looks = 0
@@ -59,11 +63,17 @@ class Analysis:
         if look.arrivals:
             standing += self._arrivals(look)
         self._looks += 1
-        return Seen(tuple(standing), self._baseline() if self._looks % _BASELINE_EVERY == 0 else b"")
+        now = baseline_of(self._state) if self._looks % _BASELINE_EVERY == 0 else None
+        if now is None:
+            return Seen(tuple(standing))
+        return Seen((*standing, *self._next_to_earlier(now)), msgspec.msgpack.encode(now))
 
-    def _baseline(self) -> bytes:
-        baseline = baseline_of(self._state)
-        return b"" if baseline is None else msgspec.msgpack.encode(baseline)
+    def _next_to_earlier(self, now: Baseline) -> list[Standing]:
+        """Said once: how this run compares with the one before, or why it is not compared."""
+        earlier, self._earlier = self._earlier, None
+        if earlier is None or (finding := against(earlier[1], now, run=earlier[0])) is None:
+            return []
+        return [Standing(f"earlier:{earlier[0]}", "new", finding)]
 
     def _arrivals(self, look: Look) -> list[Standing]:
         """Start-up findings; one that does not come again has ended."""

@@ -44,12 +44,15 @@ class ArrivalNote(msgspec.Struct, frozen=True):
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True):
-    """The first frame: the job, a baseline of an earlier run (empty: none), and the findings that are open. `hang_s` is
-    how long a job that records nothing may stand still before that is told."""
+    """The first frame: the job, the baseline of `earlier` (a run; empty: none), and the findings that are open.
+
+    `hang_s` is how long a job that records nothing may stand still before that is told.
+    """
 
     job: str
     world: int
     hang_s: float = 5.0
+    earlier: str = ""
     baseline: bytes = b""
     open: tuple[Standing, ...] = ()
 

@@ -9,6 +9,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -42,6 +43,7 @@ from keepstep.records.watch_messages import (
 from keepstep.service.analysis_wire import Begin, Standing
 from keepstep.service.analyst import Analyst
 from keepstep.service.arrivals import Arrivals
+from keepstep.service.baselines import KeptBaseline, earlier_baseline, keep_baseline
 from keepstep.service.bundles import BUNDLES_FOLDER, Bundles, Retention
 from keepstep.service.clock import Clock
 from keepstep.service.controller import JobShell
@@ -51,7 +53,7 @@ from keepstep.service.output import Console
 from keepstep.service.probe_desk import ProbeDesk
 from keepstep.service.settings import Settings
 
-__all__ = ["FindingDesk"]
+__all__ = ["FindingDesk", "WatchedJob"]
 
 _APART_S = 1.0
 _CHECK_AGAIN_S = 5.0
@@ -61,16 +63,34 @@ _MOST_CALLED = 1000
 _log = logging.getLogger(__name__)
 
 
+class WatchedJob(Protocol):
+    """What the desk has to know of a job; its plan."""
+
+    @property
+    def script(self) -> str:
+        """The user's script."""
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Its arguments."""
+
+    @property
+    def settings(self) -> Settings:
+        """The settings in force."""
+
+
 class FindingDesk:
     """The findings of one job from `open()` to `close()`. Give `take` to the shell: it sees every fact first."""
 
     def __init__(
-        self, shell: JobShell, keeper: Keeper, *, settings: Settings, directory: Path, clock: Clock, console: Console
+        self, shell: JobShell, keeper: Keeper, *, plan: WatchedJob, directory: Path, clock: Clock, console: Console
     ) -> None:
-        """`settings` say whether members are replaced on hard evidence and how much evidence stays."""
+        """`plan.settings` say whether members are replaced on hard evidence and how much evidence stays."""
+        settings = plan.settings
+        earlier = earlier_baseline(directory, script=plan.script, arguments=plan.arguments)
         spec = shell.state.spec
         self.analyst = Analyst(
-            Begin(spec.job, spec.world, settings.hang_s),
+            Begin(spec.job, spec.world, settings.hang_s, earlier.run, earlier.data),
             self._on_change,
             clock=clock,
             log=directory / "logs" / "analysis.log",
@@ -78,8 +98,9 @@ class FindingDesk:
         self.analyst.arrivals = lambda: self._starts.notes(shell.state.phase)
         self.analyst.retired = self._retired
         self.probes = ProbeDesk(
-            shell, numbered=self.numbered, add=lambda f: self.add(f, key=f"probe:{len(self._numbers)}:{f.refers}")
+            shell, numbered=self.numbered, add=lambda f: self.add(f, key=f"probe:{self._count}:{f.refers}")
         )
+        self._directory = directory
         self._shell = shell
         self._keeper = keeper
         self._acts = settings.on_hang == "replace"
@@ -87,6 +108,7 @@ class FindingDesk:
         self._console = console
         self._bundles = Bundles(directory, Retention(settings.keep_findings, settings.evidence_bytes))
         self._numbers: dict[str, int] = {}
+        self._count = 0
         self._findings: dict[str, Finding] = {}
         self._told: dict[int, Finding] = {}
         self._checked: dict[str, float] = {}
@@ -145,6 +167,7 @@ class FindingDesk:
     async def close(self) -> None:
         """A last look, and the end of everything."""
         await self.analyst.close()
+        keep_baseline(self._directory, KeptBaseline(self._shell.state.spec.job, self.analyst.baseline))
         self._bundles.close()
 
     # -------------------------------------------------------------- findings
@@ -153,12 +176,20 @@ class FindingDesk:
         if self._said_otherwise(standing):
             return
         known = standing.key in self._numbers
-        if not known and len(self._numbers) >= _MOST_FINDINGS:
+        if standing.status == "ended" and not known:
             return
-        number = self._numbers.setdefault(standing.key, len(self._numbers) + 1)
+        if not known and self._count >= _MOST_FINDINGS:
+            return
+        if not known:
+            self._count += 1
+            self._numbers[standing.key] = self._count
+        elif standing.status == "new":  # a new analysis says again what stands
+            standing = msgspec.structs.replace(standing, status="updated")
+        number = self._numbers[standing.key]
         finding = self._journalled(standing, number)
         if standing.status == "ended":
             self._findings.pop(standing.key, None)
+            del self._numbers[standing.key]  # should it come again, it is another one
             self._tell(finding, f"finding {number} has ended: {one_line(finding)}")
             return
         self._findings[standing.key] = finding

@@ -122,7 +122,7 @@ class JobHost:
         )
         self.shell = JobShell(spec, send, keeper=self._keeper, clock=clock, leadership=self._leadership)
         self.desk = FindingDesk(
-            self.shell, self._keeper, settings=plan.settings, directory=directory.path, clock=clock, console=console
+            self.shell, self._keeper, plan=plan, directory=directory.path, clock=clock, console=console
         )
         self._paths: PathDesk | None = None
         self._pacing: asyncio.Task[None] | None = None

@@ -40,6 +40,7 @@ class MemberProcess:
         self.ended_by_order = False
         self.drill = ""
         self.loss: float | None = None
+        self.batch = ""
         self._frozen_since: float | None = None
         self._frozen_reported = False
         self._readers: list[PipeReader] = []

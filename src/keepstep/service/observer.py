@@ -46,6 +46,8 @@ class _Watched:
 
     def __init__(self, summariser: Summariser) -> None:
         self.summariser = summariser
+        self.profile: MemberProfile | None = None
+        self.batch = ""
         self.idle = False
         self.stack = 0
         self.stack_at = float("-inf")
@@ -114,8 +116,10 @@ class Observer:
                 drained = kept.summariser.drain(view, sample, now_ns=now_ns)
             except RecordError:  # a process that has not joined wrote nothing yet
                 return
-        if drained.profile is not None:
-            gathered.profiles.append(_described(drained.profile))
+        kept.profile = drained.profile or kept.profile
+        if kept.profile is not None and (drained.profile is not None or kept.batch != member.batch):
+            kept.batch = member.batch
+            gathered.profiles.append(_described(kept.profile, member.batch))
         if drained.window is not None:
             gathered.windows.append(drained.window)
         if drained.progress is not None:
@@ -163,10 +167,11 @@ class _Gathered:
         return bool(self.profiles or self.windows or self.progress)
 
 
-def _described(profile: MemberProfile) -> MemberProfile:
+def _described(profile: MemberProfile, batch: str) -> MemberProfile:
     """`profile` with what the agent knows of the environment."""
     return msgspec.structs.replace(
         profile,
+        batch=batch,
         versions=(
             ("keepstep", __version__),
             ("kernel", platform.release()),

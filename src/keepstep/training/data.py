@@ -63,7 +63,7 @@ class Batches:
     `begin_step` marks a boundary, `redo` goes back to it (the same objects come again, and the random generators go
     on from where they stood after the object had been made), `commit` moves the boundary here.
     `position` says where the last boundary is, `seek` takes a fresh process there. `name` appears in errors. How long
-    the source takes is told to `spans`.
+    the source takes is told to `spans`, its first batch to `on_first`.
     """
 
     def __init__(self, source: Any, *, name: str = "data", spans: Spans = NO_SPANS) -> None:
@@ -72,6 +72,7 @@ class Batches:
         self._source = source
         self._name = name
         self._spans = spans
+        self.on_first: Callable[[Any], None] | None = None
         self._generators = generators_of(source)
         self.take: Callable[[Any], Any] = next
         self._iterator: Any = None
@@ -100,6 +101,9 @@ class Batches:
             before = fingerprint()
             with self._spans.span(SpanKind.DATA):
                 batch = self._fetch()
+            if self.on_first is not None:
+                self.on_first(batch)
+                self.on_first = None
             made = _Made(self._here, batch, None if fingerprint() == before else capture_rng())
         self._taken.append(made)
         return made.batch

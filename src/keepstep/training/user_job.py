@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from keepstep.errors import UsageError
-from keepstep.records.messages import Finished
+from keepstep.records.messages import BatchSeen, Finished
+from keepstep.training.batch_shape import shape_words
 from keepstep.training.checkpoint import CheckpointWriter
 from keepstep.training.data import Batches
 from keepstep.training.guard import Guard
@@ -105,6 +106,9 @@ class Job:
         self._streams.append(stream)
         if self._guard is not None:
             stream.take = self._guard.drills.take
+            if not self._streams[1:]:
+                link = self._guard.link
+                stream.on_first = lambda batch: link.say(BatchSeen(shape_words(batch)))
             self._guard.streams = self._streams
         return stream
 
