@@ -108,6 +108,13 @@ def test_a_rank_of_whom_nothing_is_heard_is_silent():
     assert said[-1][1].finding.suspects == ((Suspect(rank=2),),)
 
 
+def test_a_rank_that_is_frozen_inside_a_collective_is_the_origin():
+    _, said = stalled(Stall("freeze-inside", step=20, rank=5))
+    live = only(said)[1]
+    assert (live.finding.kind, live.finding.suspects) == ("noncommunication_hang", ((Suspect(rank=5),),))
+    assert live.hard
+
+
 def test_a_hang_ends_with_the_next_step():
     model = JobModel(NESTED, seed=3, step_s=0.2)
     state, said = begin_watch(WatchPlan(world=8)), []

@@ -7,7 +7,7 @@ CPU is not hung, and its peers' wait is imbalance until it lasts far longer than
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -25,7 +25,7 @@ _MARGIN_S = 1.0
 _UNKNOWN_S = 20.0
 _FAR_LONGER = 20.0
 _AT_LEAST_S = 60.0
-_STOPPED = "TtZX"
+_STOPPED = frozenset("TtZX")
 _BUSY_S = 1.0
 
 
@@ -59,7 +59,12 @@ def hang_verdicts(watch: Watch, now: float) -> Iterator[Verdict]:
     places = [Place(rank=rank, node=watch.seen[rank].node or None) for rank in known]
     found = diagnose_hang(group_progress(watch, known), transfers(watch, known), places=places)
     since = watch.history.done + 1
+    halted = [rank for rank in stopped if rank in known]
+    if halted and found:
+        yield from _halted(watch, halted, found, now)
     for number, finding in enumerate(found):
+        if set(halted) & {*_suspected(watch, finding), *finding.victims}:
+            continue  # they wait for a process that is stopped: that is said
         if finding.kind == "noncommunication_hang":
             yield from _origins(watch, finding, now, limit=limit)
         elif finding.kind == "communication_hang":
@@ -72,6 +77,23 @@ def hang_verdicts(watch: Watch, now: float) -> Iterator[Verdict]:
             yield Verdict(key=f"{finding.kind}:{finding.group or number}", finding=finding, since=since)
         elif finding.kind != "reporter_silent" or not watch.seen.keys() & set(_suspected(watch, finding)):
             yield Verdict(key=f"{finding.kind}:{finding.group or number}", finding=finding, since=since)
+
+
+def _halted(watch: Watch, halted: list[int], found: Sequence[Finding], now: float) -> Iterator[Verdict]:
+    """Processes in a state that moves nothing, wherever they were stopped: before a collective, or in the middle."""
+    waiting = {rank for finding in found for rank in (*_suspected(watch, finding), *finding.victims)}
+    for rank in halted:
+        layer, why, hard = _cause({rank: watch.seen[rank]}, now, limit=0.0)
+        finding = Finding(
+            kind="noncommunication_hang",
+            layer=layer,
+            suspects=((Suspect(rank=rank),),),
+            victims=tuple(sorted(waiting - set(halted))),
+            confidence=0.97,
+            evidence=(*why, *found[0].evidence[:3]),
+            next_probe=f"who stopped the process of rank {rank}: a signal, a debugger, the kernel?",
+        )
+        yield Verdict(key=f"hang:{rank}", since=watch.history.done + 1, hard=hard, finding=finding)
 
 
 def _origins(watch: Watch, finding: Finding, now: float, *, limit: float) -> Iterator[Verdict]:
@@ -120,7 +142,7 @@ def _suspected(watch: Watch, finding: Finding) -> list[int]:
 def _excuse(watch: Watch, seen: Seen, now: float, *, limit: float) -> str:
     """What a rank that is waited for does instead, if that is no fault (yet); "" if it has no excuse."""
     progress = seen.progress
-    if progress is None or progress.host.state in tuple(_STOPPED) or progress.span == SpanKind.DATA:
+    if progress is None or progress.host.state in _STOPPED or progress.span == SpanKind.DATA:
         return ""
     age = progress.span_us / 1e6 + max(0.0, now - seen.told)
     longest = max(_AT_LEAST_S, _FAR_LONGER * limit)
@@ -144,7 +166,7 @@ def _cause(states: dict[int, Seen], now: float, *, limit: float) -> tuple[Layer,
     progress = seen.progress
     if progress is None:
         return "undetermined", [f"rank {rank} says nothing"], False
-    if progress.host.state in tuple(_STOPPED):
+    if progress.host.state in _STOPPED:
         return "host_cpu", [f"the process of rank {rank} is in state {progress.host.state}: stopped or gone"], True
     if progress.span == SpanKind.DATA:
         age = progress.span_us / 1e6

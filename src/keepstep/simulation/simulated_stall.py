@@ -22,12 +22,13 @@ __all__ = ["Stall", "stall_reports"]
 
 _OPS = {"tp": 1, "pp": 10, "dp": 5, "ep": 6}
 _BYTES = 1 << 20
+_WITHIN = ("cut-link", "wrong-op", "wrong-shape", "freeze-inside")
 
 
 @dataclass(frozen=True)
 class Stall:
     """Why nothing moves from `step` on. `kind`: freeze, dead-lock, busy, stop-data, saving, between-steps, compiling
-    (`rank` does not come to its first collective of the step); cut-link (`rank` to `peer`, neighbours in a group);
+    (`rank` does not come to its first collective of the step); freeze-inside (it came, and moves no byte); cut-link (`rank` to `peer`, neighbours in a group);
     wrong-op, wrong-shape (`rank` calls something else in its first collective); silent (as dead-lock, and the agent
     says nothing of `rank`). `ranks` are further origins of the same kind.
     """
@@ -85,7 +86,7 @@ def _broken_group(layout: Layout, stall: Stall) -> tuple[str, int]:
 
 def _reach(layout: Layout, stall: Stall) -> _Reach:
     here = np.ones(layout.world, bool)
-    breaks = stall.kind in ("cut-link", "wrong-op", "wrong-shape")
+    breaks = stall.kind in _WITHIN
     if not breaks:
         here[list(stall.origins)] = False
     broken = _broken_group(layout, stall) if breaks else ("", -1)
@@ -105,7 +106,7 @@ def _reach(layout: Layout, stall: Stall) -> _Reach:
 def _member(
     layout: Layout, stall: Stall, rank: int, *, reach: _Reach, age_us: int, when: tuple[int, int]
 ) -> MemberProgress:
-    origin = rank in stall.origins and stall.kind not in ("cut-link", "wrong-op", "wrong-shape")
+    origin = rank in stall.origins and stall.kind not in _WITHIN
     marks, transfers = [], []
     for kind in layout.kinds():
         number, place = layout.places(kind)
@@ -163,5 +164,5 @@ def _span(stall: Stall, origin: bool, age_us: int) -> tuple[int, int, int]:
 
 def _host(stall: Stall, rank: int, origin: bool, age_us: int) -> HostSample:
     busy = origin and stall.kind in ("busy", "compiling")
-    state = "T" if origin and stall.kind == "freeze" else "S"
+    state = "T" if rank in stall.origins and stall.kind.startswith("freeze") else "S"
     return HostSample(10**6 + (age_us // 2 if busy else 0), 0, state, 1000 + rank if origin else 7)
