@@ -55,6 +55,29 @@ def test_the_wire_takes_its_time_and_is_recorded_only_there():
 
 
 @pytest.mark.parametrize("kind", ["shm", "tcp"])
+def test_in_a_ring_only_the_slow_link_is_slow_on_the_wire(kind):
+    """The pattern by which a slow link is told from a late rank: all others wait, nobody else is long on the wire."""
+    group = Group(4, KINDS[kind])
+    recorders = [Recorder.private_memory(1024) for _ in range(4)]
+    for domain, recorder in zip(group.domains, recorders, strict=True):
+        domain.record_into(recorder.address, recorder.size)
+    rate = 3e6
+    group.domains[1].limit(102, rate)
+    assert group.run([all_reduce(np.ones(60_000, np.float32)) for _ in range(4)]) == [Status.DONE] * 4
+    group.close()
+    wire, waits = {}, {}
+    for rank, recorder in enumerate(recorders):
+        (op,) = decode_ring(bytes(recorder._memory)).operations
+        for peer in op.peers:
+            wire[rank, peer.peer - 100] = peer.wire_ns
+            waits[rank, peer.peer - 100] = peer.wait_peer_ns
+    slow = wire.pop((1, 2))
+    least_ns = 60_000 * 4 * 2 * 3 / 4 / rate * 1e9
+    assert slow >= least_ns > 4 * max(wire.values())
+    assert max(waits, key=lambda pair: waits[pair]) == (2, 1)
+
+
+@pytest.mark.parametrize("kind", ["shm", "tcp"])
 def test_nothing_passes_a_cut_link_until_the_drill_ends(kind):
     group = Group(2, KINDS[kind])
     group.domains[0].limit(101, 0.0)
