@@ -241,3 +241,8 @@ def test_the_smallest_silent_sets_count_once():
     small = [group(name, (rank, 6), at(rank, 3, 2)) for rank, name in ((0, "a"), (1, "b"))]
     (finding,) = diagnose_hang([wide, *small])
     assert (finding.kind, named(finding)) == ("reporter_silent", [[6]])
+
+
+def test_a_collective_that_some_have_just_finished_is_no_hang():
+    ends = [at(0, 5, 5), at(1, 5, 4), at(2, 5, 4), at(3, 5, 4)]
+    assert diagnose_hang([group("0", (0, 1, 2, 3), *ends)]) == ()

@@ -96,7 +96,8 @@ def wait_graph(groups: Sequence[GroupProgress], transfers: Iterable[Transfer] = 
         _fill(graph, index, blocker=blocker, posted=posted)
     for index, blocker in enumerate(blockers):
         _mark_stuck(graph, index, blocker=blocker)
-    _find_ends(graph)
+    if not all(_is_ending(blocker) for blocker in blockers):
+        _find_ends(graph)
     return graph
 
 
@@ -205,6 +206,16 @@ def _mark_stuck(graph: WaitGraph, index: int, *, blocker: Blocker) -> None:
         return
     for rank in blocker.waiters:
         graph.stuck[rank] = index
+
+
+def _is_ending(blocker: Blocker) -> bool:
+    """Whether the operation is the newest of its group, all have called it and some have finished it.
+
+    If every operation that blocks anybody is like that, the job was seen in the middle of it, and nothing stands still.
+    """
+    if blocker.group is None or not blocker.passed or blocker.missing or blocker.silent:
+        return False
+    return blocker.sequence >= max(position.queued or 0 for position in blocker.group.positions)
 
 
 def _is_rooted(blocker: Blocker) -> bool:
