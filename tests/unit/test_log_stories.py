@@ -225,6 +225,127 @@ STORIES = {
         "host_cpu",
         [],
     ),
+    "ranks inside a group": (
+        "[rank0]:[E101 10:00:00 ProcessGroupNCCL.cpp:632] [Rank 0] Watchdog caught collective "
+        "operation timeout: WorkNCCL(SeqNum=200, OpType=ALLREDUCE, NumelIn=1048576, "
+        "NumelOut=1048576, Timeout(ms)=600000) ran for 600010 milliseconds before timing out.\n"
+        "[rank1]:[E101 10:00:00 ProcessGroupNCCL.cpp:632] [PG ID 3 PG GUID "
+        "17(TENSOR_MODEL_PARALLEL_GROUP) Rank 1] Watchdog caught collective operation timeout: "
+        "WorkNCCL(SeqNum=900, OpType=_ALLGATHER_BASE, NumelIn=4096, NumelOut=8192, "
+        "Timeout(ms)=600000) ran for 600010 milliseconds before timing out.\n"
+        "[rank1]:[E101 10:00:00 ProcessGroupNCCL.cpp:2268] [PG ID 3 PG GUID "
+        "17(TENSOR_MODEL_PARALLEL_GROUP) Rank 1]  failure detected by watchdog at work sequence "
+        "id: 900 PG status: last enqueued work: 900, last completed work: 899\n"
+        "[rank2]:[E101 10:00:00 ProcessGroupNCCL.cpp:2268] [PG ID 3 PG GUID "
+        "17(TENSOR_MODEL_PARALLEL_GROUP) Rank 0] Received a dump signal due to a collective "
+        "timeout from  rank 1 and we will try our best to dump the debug info. Last enqueued "
+        "NCCL work: 899, last completed NCCL work: 899.\n",
+        "noncommunication_hang",
+        "undetermined",
+        [2],
+    ),
+    "ended in order": (
+        "INFO:root:Epoch 1 step 100 loss 2.1\n"
+        "Lightning: `Trainer.fit` stopped: `max_epochs=10` reached.\n"
+        "Testing DataLoader 0: 100%|██████████| 50/50 [00:10<00:00,  4.9it/s]\n"
+        "[rank: 1] Received SIGTERM: 15\n",
+        "healthy",
+        "undetermined",
+        [],
+    ),
+    "one old time-out": (
+        "[2023-03-01 10:00:01] INFO iteration 100 loss 3.2\n"
+        "[2023-03-01 10:10:01] [E ProcessGroupNCCL.cpp:821] [Rank 2] Watchdog caught collective "
+        "operation timeout: WorkNCCL(SeqNum=77, OpType=ALLREDUCE, Timeout(ms)=600000) ran for "
+        "600900 milliseconds before timing out.\n"
+        "Some NCCL operations have failed or timed out. Due to the asynchronous nature of CUDA "
+        "kernels, subsequent GPU operations might run on corrupted/incomplete data. To avoid "
+        "this inconsistency, we are taking the entire process down.\n"
+        "terminate called after throwing an instance of 'std::runtime_error'\n",
+        "undetermined",
+        "undetermined",
+        [],
+    ),
+    "memory of a loader worker": (
+        "Host memory keeps growing. After 3 hours:\n"
+        "[Mon Nov 11 10:10:10 2024] "
+        "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=abc,task=python,pid=4242\n"
+        "[Mon Nov 11 10:10:10 2024] Memory cgroup out of memory: Killed process 4242 (pt_data_worker) total-vm:1kB\n",
+        "crash",
+        "dataloader",
+        [],
+    ),
+    "throttled by its group": (
+        "Job runs 3x slower on node gpu-17 after maintenance. CPU only shows one NUMA node used.\n"
+        "gpu-17: nr_throttled 48211\n"
+        "gpu-16: nr_throttled 0\n",
+        "compute_slow",
+        "host_cpu",
+        [],
+    ),
+    "link not ready": (
+        "n5: ib0: link is not ready\n"
+        "[rank40]: torch.distributed.DistBackendError: NCCL communicator was aborted on rank 40.\n"
+        "n5:1:1 [0] NCCL WARN NET/IB : Got completion from peer 10.0.0.9<41234> with status=12 "
+        "opcode=0 len=0 vendor err 129 (Recv) localGid fe80:: remoteGids fe80:: hca mlx5_0\n",
+        "communication_hang",
+        "hardware_link",
+        [],
+    ),
+    "no acknowledgement": (
+        "n5:1:1 [0] NCCL WARN NET/IB : Got completion from peer 10.0.0.9<41234> with status=12 "
+        "opcode=0 len=0 vendor err 129 (Recv) localGid fe80:: remoteGids fe80:: hca mlx5_0\n"
+        "n5:1:1 [0] NCCL INFO transport/net.cc:1302 -> 6\n",
+        "communication_hang",
+        "hardware_link",
+        [],
+    ),
+    "assertion on the device": (
+        "[rank2]: RuntimeError: CUDA error: device-side assert triggered\n"
+        "../aten/src/ATen/native/cuda/Indexing.cu:1289: indexSelectLargeIndex: block: [10,0,0], "
+        "thread: [31,0,0] Assertion `srcIndex < srcSelectDimSize` failed.\n",
+        "crash",
+        "application",
+        [2],
+    ),
+    "damaged checkpoint": (
+        "ERROR: failed to load checkpoint: safetensors_rust.SafetensorError: Error while "
+        "deserializing header: InvalidHeaderDeserialization\n"
+        "[rank0]: Traceback (most recent call last):\n"
+        '[rank0]:   File "/app/load.py", line 3, in load\n'
+        "[rank0]: safetensors_rust.SafetensorError: Error while deserializing header: InvalidHeaderDeserialization\n",
+        "crash",
+        "storage",
+        [0],
+    ),
+    "stacks on one line": (
+        "Two stacks groups (py-spy), DeepSpeed ZeRO-3, hang in the first step after resume.\n"
+        "\n"
+        "rank 0-6: all_gather_into_tensor (torch/distributed/distributed_c10d.py:3900) <- "
+        "fetch_sub_module (deepspeed/runtime/zero/partitioned_param_coordinator.py:300)\n"
+        "rank 7: load (torch/serialization.py:1200) <- load_checkpoint (deepspeed/runtime/engine.py:2700)\n",
+        "noncommunication_hang",
+        "storage",
+        [7],
+    ),
+    "all steps alike, one computes": (
+        "Mixed GPUs. Slow steps.\n"
+        "step_time_ms: rank0 812.0 rank1 811.8 rank2 812.1 rank3 812.0\n"
+        "compute_ms: rank0 300.0 rank1 301.2 rank2 790.4 rank3 299.5\n",
+        "compute_slow",
+        "application",
+        [2],
+    ),
+    "bars that ended": (
+        "A healthy log with resume:\n"
+        "Loading checkpoint shards: 100%|██████████| 15/15 [00:30<00:00,  2.0s/it]\n"
+        "iteration 10/ 100 | loss 2.0\n"
+        "iteration 20/ 100 | loss 1.9\n"
+        "successfully saved checkpoint at iteration 20\n",
+        "healthy",
+        "undetermined",
+        [],
+    ),
 }
 
 

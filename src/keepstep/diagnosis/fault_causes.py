@@ -99,7 +99,10 @@ def _recovered(case: LogCase, event: LogEvent) -> bool:
 def _by_layer(case: LogCase, pairs: list[tuple[LogEvent, FaultLine]]) -> list[Finding]:
     """Hard evidence of one layer is one fault, unless it names different nodes or devices."""
     layers: dict[str, list[tuple[LogEvent, FaultLine]]] = defaultdict(list)
+    workers = any(event.kind == "oom_killed" and meaning.layer == "dataloader" for event, meaning in pairs)
     for pair in pairs:
+        if workers and pair[0].kind == "oom_killed" and pair[1].layer != "dataloader":
+            continue
         layers[pair[1].layer].append(pair)
     return [_finding(case, same) for same in layers.values()]
 

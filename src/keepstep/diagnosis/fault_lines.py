@@ -28,7 +28,8 @@ _CONSEQUENT_WORDS = re.compile(
     r"|timed? ?out|monitoredBarrier|Socket|store|peer"
     r"|out of memory|ECC|No space left|shared memory|DataLoader worker|CUDA error|cudaError|CUDNN"
     r"|quota|file handle|device ordinal"
-    r"|same model across|in this process with sizes|finished reduction|mismatch between"
+    r"|Deserializ|StreamReader|central directory|unexpected EOF|same model across"
+    r"|in this process with sizes|finished reduction|mismatch between"
     r"|Address already in use|undefined symbol|shared object",
     re.IGNORECASE,
 )

@@ -191,4 +191,10 @@ APPLICATION_PATTERNS: tuple[Pattern, ...] = (
             r"|not started|error)"
         ),
     ),
+    pattern(
+        "file_damaged",
+        "pytorchstreamreader|headerdeserialization|incompletebuffer|central directory|unexpected eof",
+        expression=r"PytorchStreamReader failed|InvalidHeaderDeserialization|MetadataIncompleteBuffer"
+        r"|failed finding central directory|unexpected EOF, expected",
+    ),
 )

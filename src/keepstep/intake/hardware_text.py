@@ -127,7 +127,7 @@ HARDWARE_PATTERNS: tuple[Pattern, ...] = (
     pattern(
         "oom_killed",
         "out of memory: kill|oom-kill|oom_kill|oomkilled|out of memory",
-        expression=r"Out of memory: Kill(?:ed)? process (?P<victim>\d+) \((?P<command>[^)]*)\)"
+        expression=r"(?:Memory cgroup )?Out of memory: Kill(?:ed)? process (?P<victim>\d+) \((?P<command>[^)]*)\)"
         r"|oom[-_]kill(?:er|ed| event|:|.{0,20}constraint)|OOMKilled"
         r"|Memory cgroup out of memory|Detected \d+ oom[-_]kill"
         r"|(?:error: (?P<host>[\w.-]+): )?task\w* (?P<rank>\d+): Out Of Memory",

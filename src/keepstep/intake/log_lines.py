@@ -92,7 +92,9 @@ _NCCL = re.compile(r"(?P<node>[A-Za-z][\w.-]*):(?P<pid>\d+):\d+ \[(?P<local>-?\d
 _KERNEL = re.compile(r"(?P<node>[A-Za-z][\w.-]*) (?:kernel|slurmstepd|slurmd|nvidia-\w+|systemd)(?:\[\d+\])?:")
 _HOST = re.compile(r"^(?:\[[^\]]*\]\s*)?(?P<node>[a-z][a-z.-]*[\w.-]*\d[\w.-]*):\s", re.IGNORECASE)
 _NOT_HOSTS = re.compile(
-    r"^(?:rank|cuda|gpu|ib|eth|en[sop]|mlx\d|hfi|bond|step|epoch|iter|stage|default|worker)", re.IGNORECASE
+    r"^(?:rank|cuda|step|epoch|iter|stage|default|experiment|run|layer)"
+    r"|^(?:gpu|ib|eth|en[sop]\w*|mlx\d\w*|hfi|bond)\d+$|^(?:worker|group|task|test|v|error|phase)[-_]?\d+$",
+    re.IGNORECASE,
 )
 _DATE = re.compile(r"(?P<day>\d{4}-\d\d-\d\d|\d{4}/\d\d/\d\d)[T ](?P<time>\d\d:\d\d:\d\d(?:[.,]\d{1,9})?)")
 _PREFIX = 160

@@ -34,6 +34,7 @@ __all__ = ["MOST_OF_A_KIND", "READER", "LogReader", "rank_of_file"]
 MOST_OF_A_KIND = 200
 """Events of one kind and speaker that are kept from one file: the first ones, and the newest of all."""
 _QUOTED = 500
+_LOOKED_AT = 8192
 _LATEST_ONLY = frozenset({"step_progress", "progress_bar", "teardown"})
 _NUMBERS = re.compile(r"\d*[1-9]\d*")
 _MOST_SHAPES = 20_000
@@ -73,11 +74,12 @@ class LogReader:
         return "log text"
 
     def recognises(self, path: Path, head: bytes) -> bool:
-        """Text: few control characters, and not empty."""
+        """Text: not empty, few control characters, few bytes that no encoding of text has."""
         if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
             return True
         odd = sum(head.count(bytes((code,))) for code in (*range(7), *range(14, 27), *range(28, 32)))
-        return bool(head.strip()) and odd <= len(head) // 50
+        unknown = head[:_LOOKED_AT].decode("utf-8", "replace").count("\ufffd")
+        return bool(head.strip()) and odd <= len(head) // 50 and unknown <= len(head[:_LOOKED_AT]) // 4
 
     def read(self, path: Path) -> Iterator[Evidence]:
         """Events and stacks in the order of the file; what comes after damage is an Unread."""

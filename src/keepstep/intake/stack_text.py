@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from keepstep.intake.launcher_text import ranks_in
 from keepstep.intake.log_lines import Line
 from keepstep.records.evidence import Frame, StackSample
 
@@ -64,6 +65,14 @@ _FIELDS = re.compile(r"(?P<key>pid|host|node)\W{1,2}(?P<value>[\w.-]+)", re.IGNO
 _HINTS = ("thread", "process", "pid", "rank", "node", "host", "== ", "-- ", "## ")
 
 
+_ROW = re.compile(
+    r"^\W*ranks?\W{0,3}(?P<ranks>\d+(?:\s*(?:,|-|and)\s*\d+)*)\W{1,4}(?=[A-Za-z_<][\w.<>]* \([^()]+:\d+\))",
+    re.IGNORECASE,
+)
+_ROW_FRAME = re.compile(r"([\w.<>]+) \(([^():]+):(\d+)\)")
+_MOST_IN_ROW = 4096
+
+
 class _Block:
     """The stack that is being read for one source of lines."""
 
@@ -109,6 +118,9 @@ class StackCollector:
             yield from self._close(block)
 
     def _look(self, block: _Block, text: str) -> Iterator[StackSample]:
+        if not block.threads and (row := _ROW.match(text)):
+            yield from self._row(row, text)
+            return
         thread = _THREAD.match(text) or _GDB_THREAD.match(text)
         if thread:
             if block.frames:
@@ -124,6 +136,12 @@ class StackCollector:
         if block.frames and (not text.strip() or not text.startswith((" ", "\t"))):
             yield from self._close(block)
         self._heading(block, text)
+
+    def _row(self, row: re.Match[str], text: str) -> Iterator[StackSample]:
+        """`ranks 0-6: all_reduce (file:1) <- step (file:2)`: a stack on one line, innermost first, of several ranks."""
+        frames = tuple(Frame(name, file, int(line)) for name, file, line in _ROW_FRAME.findall(text[row.end() :]))
+        for rank in ranks_in(row["ranks"])[:_MOST_IN_ROW]:
+            yield StackSample(frames=frames[:MOST_FRAMES], rank=rank, thread="MainThread", path=self._path)
 
     def _heading(self, block: _Block, text: str) -> None:
         """Names of node, rank and process that stand above stacks."""
