@@ -40,6 +40,13 @@ def test_a_rank_that_never_comes_is_judged_by_what_the_others_needed() -> None:
     assert (finding.kind, finding.suspects) == ("startup_never_arrived", ((Suspect(rank=2),),))
 
 
+def test_the_first_rank_of_another_version_than_the_controller_is_named_alone() -> None:
+    arrivals = Arrivals(2, "2.0")
+    arrivals.note("n0", "", MemberStarted("m0", 0, "n0", 1), now=100.0)
+    (standing,) = arrivals.note("n0", "m0", hello(0), now=101.0)
+    assert standing.finding.suspects == ((Suspect(rank=0),),) and "the controller 2.0" in standing.finding.evidence[0]
+
+
 def test_a_script_that_never_joins_is_not_judged_and_a_running_job_is_over_with() -> None:
     arrivals = started()
     assert arrivals.notes("starting") == ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from keepstep.diagnosis.arrival import Arrival, ArrivalFacts, judge_arrivals
-from keepstep.records.events import Finding
+from keepstep.records.events import Finding, Suspect
 from keepstep.records.messages import Fact, Hello, MemberExited, MemberStarted
 from keepstep.service.analysis_wire import ArrivalNote, Standing
 
@@ -22,12 +22,25 @@ def _key(finding: Finding) -> str:
     return f"start:{finding.kind}:{msgspec.json.encode(finding.suspects).decode()}"
 
 
-class Arrivals:
-    """The starts of the present attempt of a job of `world` ranks."""
+def _unlike_controller(rank: int, version: str, *, own: str) -> Finding:
+    """A rank of another version than the controller's, however many have come: the job ends for it."""
+    return Finding(
+        kind="startup_disagrees",
+        layer="configuration",
+        suspects=((Suspect(rank=rank),),),
+        confidence=0.95,
+        evidence=(f"rank {rank} runs keepstep {version}, the controller {own}",),
+        next_probe=f"environment and installation of rank {rank}",
+    )
 
-    def __init__(self, world: int) -> None:
+
+class Arrivals:
+    """The starts of the present attempt of a job of `world` ranks; `version` is the controller's ("": not compared)."""
+
+    def __init__(self, world: int, version: str = "") -> None:
         """Nobody was started yet."""
         self._world = world
+        self._version = version
         self._notes: dict[str, ArrivalNote] = {}
 
     def note(self, node: str, member: str, fact: Fact, *, now: float) -> list[Standing]:
@@ -43,6 +56,9 @@ class Arrivals:
                     keepstep_version=fact.keepstep_version,
                     torch_version=fact.torch_version,
                 )
+                if self._version and fact.keepstep_version != self._version:
+                    odd = _unlike_controller(self._notes[member].rank, fact.keepstep_version, own=self._version)
+                    return [Standing(_key(odd), "new", odd)]
                 found = judged(tuple(self._notes.values()), self._world, now=now)
                 return [Standing(k, "new", f) for k, f in found.items() if f.kind == "startup_disagrees"]
             case MemberExited() if fact.member in self._notes:

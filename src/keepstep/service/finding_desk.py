@@ -114,7 +114,7 @@ class FindingDesk:
         self._checked: dict[str, float] = {}
         self._replicas = ReplicaCheck()
         self._called: deque[Called] = deque(maxlen=_MOST_CALLED)
-        self._starts = Arrivals(spec.world)
+        self._starts = Arrivals(spec.world, spec.keepstep_version)
         self._say: Callable[[str], None] = lambda text: console.say(f"keepstep: {text}", error=True)
 
     def take(self, node: str, member: str, fact: Fact) -> bool:
