@@ -43,7 +43,8 @@ def job(
     gone = "Unknown" if end is None else at(end)
     length = int(((end or begin or 0) - (begin or 0)) * 60)
     came = at(submit if submit is not None else begin)
-    return f"c|{number}|{name or f'j{number}'}|{user}|{state}|{code}|{came}|{start}|{gone}|{length}|1|gres/gpu={gpus}|{nodes}|{priority}"
+    times = f"{came}|{start}|{gone}|{length}"
+    return f"c|{number}|{name or f'j{number}'}|{user}|{state}|{code}|{times}|1|gres/gpu={gpus}|{nodes}|{priority}"
 
 
 def check(node, minutes, name="check_gpu_ecc", *, seconds=0, result=2):
