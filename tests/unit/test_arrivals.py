@@ -17,15 +17,15 @@ def hello(rank: int, *, world: int = 3, version: str = "1.0") -> Hello:
 def started(world: int = 3) -> Arrivals:
     arrivals = Arrivals(world)
     for rank in range(world):
-        assert arrivals.note("n0", "", MemberStarted(f"m{rank}", rank, "n0", 1), now=100.0) == []
+        assert arrivals.note(MemberStarted(f"m{rank}", rank, "n0", 1), node="n0", member="", now=100.0) == []
     return arrivals
 
 
 def test_a_rank_of_another_version_is_named_at_its_hello() -> None:
     arrivals = started()
-    assert arrivals.note("n0", "m0", hello(0), now=101.0) == []
-    assert arrivals.note("n0", "m1", hello(1), now=101.0) == []
-    (standing,) = arrivals.note("n0", "m2", hello(2, version="0.9"), now=102.0)
+    assert arrivals.note(hello(0), node="n0", member="m0", now=101.0) == []
+    assert arrivals.note(hello(1), node="n0", member="m1", now=101.0) == []
+    (standing,) = arrivals.note(hello(2, version="0.9"), node="n0", member="m2", now=102.0)
     assert standing.finding.kind == "startup_disagrees"
     assert standing.finding.suspects == ((Suspect(rank=2),),)
 
@@ -33,7 +33,7 @@ def test_a_rank_of_another_version_is_named_at_its_hello() -> None:
 def test_a_rank_that_never_comes_is_judged_by_what_the_others_needed() -> None:
     arrivals = started()
     for rank in (0, 1):
-        arrivals.note("n0", f"m{rank}", hello(rank), now=102.0)
+        arrivals.note(hello(rank), node="n0", member=f"m{rank}", now=102.0)
     notes = arrivals.notes("starting")
     assert judged(notes, 3, now=103.0) == {}
     (finding,) = judged(notes, 3, now=130.0).values()
@@ -42,23 +42,23 @@ def test_a_rank_that_never_comes_is_judged_by_what_the_others_needed() -> None:
 
 def test_the_first_rank_of_another_version_than_the_controller_is_named_alone() -> None:
     arrivals = Arrivals(2, "2.0")
-    arrivals.note("n0", "", MemberStarted("m0", 0, "n0", 1), now=100.0)
-    (standing,) = arrivals.note("n0", "m0", hello(0), now=101.0)
+    arrivals.note(MemberStarted("m0", 0, "n0", 1), node="n0", member="", now=100.0)
+    (standing,) = arrivals.note(hello(0), node="n0", member="m0", now=101.0)
     assert standing.finding.suspects == ((Suspect(rank=0),),) and "the controller 2.0" in standing.finding.evidence[0]
 
 
 def test_a_script_that_never_joins_is_not_judged_and_a_running_job_is_over_with() -> None:
     arrivals = started()
     assert arrivals.notes("starting") == ()
-    arrivals.note("n0", "m0", hello(0), now=101.0)
+    arrivals.note(hello(0), node="n0", member="m0", now=101.0)
     assert len(arrivals.notes("starting")) == 3
     assert arrivals.notes("running") == ()
 
 
 def test_a_process_that_dies_before_it_joins() -> None:
     arrivals = started()
-    arrivals.note("n0", "m0", hello(0), now=101.0)
-    arrivals.note("n0", "m1", MemberExited("m1", 1, 0, 9), now=101.0)
+    arrivals.note(hello(0), node="n0", member="m0", now=101.0)
+    arrivals.note(MemberExited("m1", 1, 0, 9), node="n0", member="m1", now=101.0)
     kinds = {f.kind for f in judged(arrivals.notes("starting"), 3, now=102.0).values()}
     assert kinds == {"startup_died"}
 

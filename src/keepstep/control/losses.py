@@ -81,12 +81,12 @@ def _exit_at_start(turn: Turn, fact: MemberExited, *, member: Member) -> None:
         end_job(turn, code, why=f"{why} before the first step: an error of the script")
         return
     if fact.signal and not fact.protected and classify_exit(fact.code, fact.signal) is ExitKind.FAULT:
-        _exclude(turn, member, fact.signal)
+        _exclude(turn, member, signal=fact.signal)
     note_lost(turn, (_loss(turn, fact, member=member),))
     restart_or_end(turn, f"{why} before the first step" if fact.protected else why, code=code)
 
 
-def _exclude(turn: Turn, member: Member, signal: int) -> None:
+def _exclude(turn: Turn, member: Member, *, signal: int) -> None:
     """Take the node of a suspect out, unless the program does this to itself or no restart is left."""
     if signal not in SELF_INFLICTED and turn.state.attempt < turn.state.spec.max_restarts:
         exclude_node(turn, member.node)
@@ -205,7 +205,7 @@ def _stands_still(turn: Turn, fact: MemberStopped | MemberHung, *, member: Membe
     )
     if member.status in (Status.STARTING, Status.CONNECTED) or _initial(turn):
         if member.status is Status.STARTING:
-            _exclude(turn, member, signal)
+            _exclude(turn, member, signal=signal)
         else:
             why = f"{why} before the first step"
         note_lost(turn, (loss,))

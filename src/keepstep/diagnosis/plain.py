@@ -126,7 +126,7 @@ class PlainWatch:
         outside = {rank: look for rank, look in newest.items() if rank not in waiting}
         notes = (f"for {still_s:.0f} s no rank used a processor and no stack moved", *self._quiet(newest, still_s))
         if waiting and outside and len(outside) <= max(1, self._world // 4):
-            return _origin(outside, waiting, notes)
+            return _origin(outside, waiting, notes=notes)
         if not outside:
             return _all_inside(waiting, notes)
         return Finding(
@@ -158,9 +158,9 @@ class PlainWatch:
         others = [share for rank, share in waits.items() if rank not in suspects]
         if len(suspects) != 1 or not others or min(others) < _OTHERS_WAIT:
             return None
-        return self._slow_finding(suspects[0], places[suspects[0]], waits)
+        return self._slow_finding(suspects[0], places[suspects[0]], waits=waits)
 
-    def _slow_finding(self, rank: int, places: Counter[str], waits: dict[int, float]) -> Finding:
+    def _slow_finding(self, rank: int, places: Counter[str], *, waits: dict[int, float]) -> Finding:
         looks = list(self._looks[rank])[-_SLOW_LOOKS:]
         place, times = places.most_common(1)[0]
         span_s = max(looks[-1].wall - looks[0].wall, 1e-3)
@@ -202,7 +202,7 @@ def _still_s(looks: deque[_Look]) -> float:
     return last.wall - first.wall
 
 
-def _origin(outside: dict[int, _Look], waiting: dict[int, _Look], notes: tuple[str, ...]) -> Finding:
+def _origin(outside: dict[int, _Look], waiting: dict[int, _Look], *, notes: tuple[str, ...]) -> Finding:
     ranks = sorted(outside)
     first = outside[ranks[0]]
     frozen = any(look.sample.state == "T" for look in outside.values())

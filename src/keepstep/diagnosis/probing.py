@@ -79,7 +79,7 @@ def narrowed(
         kind, suspects, sure, words = _after_links(finding, pairs)
         layer = finding.layer
     else:
-        kind, suspects, sure, layer, words = _after_nodes(finding, plan, nodes)
+        kind, suspects, sure, layer, words = _after_nodes(finding, plan, results=nodes)
     return msgspec.structs.replace(
         finding,
         kind=kind,
@@ -186,7 +186,7 @@ def _rate(bytes_per_s: float) -> str:
 
 
 def _after_nodes(
-    finding: Finding, plan: ProbePlan, results: Sequence[NodeResult]
+    finding: Finding, plan: ProbePlan, *, results: Sequence[NodeResult]
 ) -> tuple[FindingKind, tuple[tuple[Suspect, ...], ...], float, Layer, list[str]]:
     words = [_node_words(result) for result in results]
     same = (finding.kind, finding.suspects, finding.confidence)

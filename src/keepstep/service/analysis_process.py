@@ -15,7 +15,7 @@ from typing import BinaryIO
 import msgspec
 
 from keepstep.diagnosis.baseline import Baseline
-from keepstep.diagnosis.earlier_run import against
+from keepstep.diagnosis.earlier_run import not_compared
 from keepstep.diagnosis.live import LiveFinding, Watch, WatchPlan, baseline_of, begin_watch, observe, retire
 from keepstep.diagnosis.plain import PlainChange, PlainWatch
 from keepstep.service.analysis_wire import (
@@ -64,14 +64,14 @@ class Analysis:
             standing += self._arrivals(look)
         self._looks += 1
         now = baseline_of(self._state) if self._looks % _BASELINE_EVERY == 0 else None
-        if now is None:
+        if now is None or not now.fingerprint.layout:  # members that close have no groups any more
             return Seen(tuple(standing))
         return Seen((*standing, *self._next_to_earlier(now)), msgspec.msgpack.encode(now))
 
     def _next_to_earlier(self, now: Baseline) -> list[Standing]:
-        """Said once: how this run compares with the one before, or why it is not compared."""
+        """Said once: that this run is not compared with the one before, where that is so."""
         earlier, self._earlier = self._earlier, None
-        if earlier is None or (finding := against(earlier[1], now, run=earlier[0])) is None:
+        if earlier is None or (finding := not_compared(earlier[1], now.fingerprint, run=earlier[0])) is None:
             return []
         return [Standing(f"earlier:{earlier[0]}", "new", finding)]
 

@@ -43,7 +43,7 @@ class Arrivals:
         self._version = version
         self._notes: dict[str, ArrivalNote] = {}
 
-    def note(self, node: str, member: str, fact: Fact, *, now: float) -> list[Standing]:
+    def note(self, fact: Fact, *, node: str, member: str, now: float) -> list[Standing]:
         """Take a fact; what it shows that cannot wait: the job ends at once where members disagree."""
         match fact:
             case MemberStarted() if fact.rank >= 0:

@@ -45,7 +45,7 @@ class Bundles:
     def put_finding(self, finding: Finding) -> None:
         """Keep the newest word on a finding."""
         data = msgspec.json.format(msgspec.json.encode(finding), indent=2) + b"\n"
-        self._submit(finding.number, "finding.json", data)
+        self._submit(finding.number, "finding.json", data=data)
 
     def put_evidence(self, node: str, piece: EvidenceGiven) -> None:
         """Keep what an agent gave. Names that are no names are refused."""
@@ -54,23 +54,22 @@ class Bundles:
             _log.warning("evidence of %r refused: not a name", name[:64])
             return
         if piece.stack:
-            self._submit(piece.finding, f"{name}.stack.txt", piece.stack.encode())
+            self._submit(piece.finding, f"{name}.stack.txt", data=piece.stack.encode())
         if piece.counters:
-            self._submit(piece.finding, f"{name}.counters.json", piece.counters + b"\n")
+            self._submit(piece.finding, f"{name}.counters.json", data=piece.counters + b"\n")
         for packed, ending in ((piece.ring, "ring"), (piece.dump, "dump")):
             if packed and (whole := _unpacked(packed)):
-                self._submit(piece.finding, f"{name}.{ending}", whole)
+                self._submit(piece.finding, f"{name}.{ending}", data=whole)
 
     def close(self) -> None:
         """Wait for what is being written, and trim."""
         self._writer.shutdown(wait=True)
         trim_bundles(self._folder, self._retention)
 
-    def _submit(self, number: int, name: str, data: bytes) -> None:
-        self._writer.submit(self._write, number, name, data)
+    def _submit(self, number: int, name: str, *, data: bytes) -> None:
+        self._writer.submit(self._write, self._folder / str(number), name, data=data)
 
-    def _write(self, number: int, name: str, data: bytes) -> None:
-        folder = self._folder / str(number)
+    def _write(self, folder: Path, name: str, *, data: bytes) -> None:
         try:
             fresh = not folder.exists()
             folder.mkdir(parents=True, exist_ok=True)

@@ -46,14 +46,14 @@ class ProbeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     probe: int
 
 
-async def serve_control(name: str, drill: DrillTaker, probe: ProbeTaker) -> asyncio.Server:
+async def serve_control(name: str, *, drill: DrillTaker, probe: ProbeTaker) -> asyncio.Server:
     """Answer requests on the abstract socket `name`; `drill` and `probe` say what will happen, or raise."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, TimeoutError, ValueError):
             if _same_user(writer.get_extra_info("socket")):
                 line = await asyncio.wait_for(reader.readline(), _CLIENT_S)
-                writer.write(json.dumps(await _reply(line, drill, probe)).encode() + b"\n")
+                writer.write(json.dumps(await _reply(line, drill=drill, probe=probe)).encode() + b"\n")
                 await writer.drain()
         writer.close()
 
@@ -96,7 +96,7 @@ def _ask(directory: Path, request: bytes, *, what: str, limit_s: float) -> str:
     return str(reply.get("say", ""))
 
 
-async def _reply(line: bytes, drill: DrillTaker, probe: ProbeTaker) -> dict[str, Any]:
+async def _reply(line: bytes, *, drill: DrillTaker, probe: ProbeTaker) -> dict[str, Any]:
     try:
         request = _request(line)
         say = await probe(request.probe) if isinstance(request, ProbeRequest) else drill(request)

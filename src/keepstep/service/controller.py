@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import msgspec
 
@@ -22,17 +23,24 @@ from keepstep.service.clock import Clock
 from keepstep.service.keeper import Keeper
 from keepstep.service.leadership import Leadership
 
-__all__ = ["TICK_S", "JobShell"]
+__all__ = ["TICK_S", "JobShell", "Watcher"]
 
 TICK_S = 0.1
 _log = logging.getLogger(__name__)
+
+
+class Watcher(Protocol):
+    """Whoever looks at facts before the job machine does."""
+
+    def __call__(self, fact: Fact, *, node: str, member: str) -> bool:
+        """Take a look at `fact`; True if it is not for the machine."""
 
 
 class JobShell:
     """One job. `done` is set when everything has ended; then `state.exit_code` is the job's.
 
     `steps()` says which step ranks are in, as far as that is known here. `start_drills` are faults by rank that the
-    first process of the rank is started with. `watcher(node, member, fact)` sees every fact first, and says whether
+    first process of the rank is started with. `watcher` sees every fact first, and says whether
     it was its own business.
     """
 
@@ -45,7 +53,7 @@ class JobShell:
         self.done = asyncio.Event()
         self.steps: Callable[[], Mapping[int, int]] = dict
         self.start_drills: dict[int, str] = {}
-        self.watcher: Callable[[str, str, Fact], bool] | None = None
+        self.watcher: Watcher | None = None
         self._send = send
         self._keeper = keeper
         self._clock = clock
@@ -58,7 +66,7 @@ class JobShell:
         if isinstance(fact, Drilled):
             self._note_drill(node, fact)
             return
-        if self.watcher is not None and isinstance(fact, Fact) and self.watcher(node, member, fact):
+        if self.watcher is not None and isinstance(fact, Fact) and self.watcher(fact, node=node, member=member):
             return
         self._waiting.append(Input(node, member, fact))
         if self._busy:

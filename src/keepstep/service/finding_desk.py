@@ -117,7 +117,7 @@ class FindingDesk:
         self._starts = Arrivals(spec.world, spec.keepstep_version)
         self._say: Callable[[str], None] = lambda text: console.say(f"keepstep: {text}", error=True)
 
-    def take(self, node: str, member: str, fact: Fact) -> bool:
+    def take(self, fact: Fact, *, node: str, member: str) -> bool:
         """Look at a fact before the job machine does; True if it is not for that."""
         match fact:
             case Watched() | PlainSeen():
@@ -138,14 +138,14 @@ class FindingDesk:
                 self._ask_calls()
                 return False
             case MemberStopped() | MemberHung():
-                self._note_loss(fact.rank, f"still:{fact.member}", stands_still(node, fact))
+                self._note_loss(stands_still(node, fact), key=f"still:{fact.member}")
                 return not self._acts
             case MemberExited() if fact.signal and fact.protected and self._is_lost(fact.member):
-                self._note_loss(fact.rank, f"crash:{fact.member}", ended_by_signal(node, fact))
-                self._starts.note(node, member, fact, now=self._clock.wall())
+                self._note_loss(ended_by_signal(node, fact), key=f"crash:{fact.member}")
+                self._starts.note(fact, node=node, member=member, now=self._clock.wall())
                 return False
             case _:
-                for standing in self._starts.note(node, member, fact, now=self._clock.wall()):
+                for standing in self._starts.note(fact, node=node, member=member, now=self._clock.wall()):
                     self._on_change(standing)
                 return False
         return True
@@ -264,9 +264,10 @@ class FindingDesk:
             why = "; ".join(finding.evidence[:2])
             self._shell.feed(MemberSlow(member.name, member.rank, why), node=member.node, member=member.name)
 
-    def _note_loss(self, rank: int, key: str, finding: Finding) -> None:
+    def _note_loss(self, finding: Finding, *, key: str) -> None:
         """A rank is lost by hard evidence: a finding, unless the analysis has it already."""
-        if rank >= 0 and not any(ranks_of(known) == (rank,) for known in self._findings.values()):
+        lone = ranks_of(finding)
+        if lone[0] >= 0 and not any(ranks_of(known) == lone for known in self._findings.values()):
             self._on_change(Standing(key, "new", finding))
 
     def _is_lost(self, name: str) -> bool:

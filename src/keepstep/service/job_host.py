@@ -139,7 +139,7 @@ class JobHost:
         for number in STOPPED_BY:
             loop.add_signal_handler(number, self._on_signal, number)
         name = f"keepstep-run-{self.plan.job}-{secrets.token_hex(8)}"
-        self._control = await serve_control(name, self.shell.drill, self.desk.probes.probe)
+        self._control = await serve_control(name, drill=self.shell.drill, probe=self.desk.probes.probe)
         facts = run_facts(self.plan, created=self._clock.wall(), control=name)
         self._directory.publish(facts)
         self._keeper.keep(_started(facts), durable=True)
@@ -147,12 +147,12 @@ class JobHost:
         if self._paths is not None:
             self._pacing = background(self._paths.run())
 
-    def _watch(self, node: str, member: str, fact: Fact) -> bool:
+    def _watch(self, fact: Fact, *, node: str, member: str) -> bool:
         """Everything that looks at facts before the machine does; True if one was nobody else's business."""
         holder = self.shell.state.members.get(member)
         if self._paths is not None and self._paths.take(fact, rank=-1 if holder is None else holder.rank):
             return True
-        return self.desk.take(node, member, fact)
+        return self.desk.take(fact, node=node, member=member)
 
     async def close(self) -> None:
         """End the analysis, after a last look; to be awaited before `finish`."""

@@ -99,12 +99,12 @@ class Observer:
                 self._report(seen)
             for member in running:
                 kept = self._known.setdefault(member.name, _Watched(Summariser()))
-                self._look_at(member, kept, gathered)
+                self._look_at(member, kept, gathered=gathered)
             if looks % _LOOKS_A_REPORT == 0:
                 self._send(gathered)
                 gathered = _Gathered()
 
-    def _look_at(self, member: MemberProcess, kept: _Watched, gathered: _Gathered) -> None:
+    def _look_at(self, member: MemberProcess, kept: _Watched, *, gathered: _Gathered) -> None:
         now_ns = int(self._clock.monotonic() * 1e9)
         if not kept.summariser.due(now_ns):
             return

@@ -6,6 +6,7 @@ import array
 import logging
 import threading
 from collections.abc import Callable
+from functools import partial
 
 from keepstep.errors import KeepstepError
 from keepstep.records.watch_messages import LinkProbed, ProbeLinks
@@ -44,26 +45,27 @@ class LinkProbe:
                 tag = order.finding * 1000 + number
                 try:
                     if own == source:
-                        self._report(self._send(channel, destination, order.finding, tag=tag, nbytes=nbytes))
+                        self._report(self._send(channel, destination, finding=order.finding, tag=tag, nbytes=nbytes))
                     elif own == destination:
                         self._answer(channel, source, tag=tag, nbytes=nbytes)
                 except KeepstepError as error:
                     _log.warning("probe from rank %d to rank %d: %s", source, destination, error)
 
-    def _send(self, channel: Channel, to: int, finding: int, *, tag: int, nbytes: int) -> LinkProbed:
+    def _send(self, channel: Channel, to: int, *, finding: int, tag: int, nbytes: int) -> LinkProbed:
         """Echoes of one byte (the first one makes the link), then the bulk. The best time counts: training goes on."""
         own = self._fabric.rank
         small, bulk = array.array("B", bytes(1)), array.array("B", bytes(nbytes))
+        move = partial(self._move, channel, peer=to, tag=tag)
         times: list[float] = []
         for _ in range(_ECHOES):
             begun = self._clock()
-            if not (self._move(channel, Op.SEND, to, tag, small) and self._move(channel, Op.RECV, to, tag, small)):
+            if not (move(Op.SEND, buffer=small) and move(Op.RECV, buffer=small)):
                 return LinkProbed(finding, own, to, 0.0, 0.0, f"no echo within {_TRANSFER_S:.0f} s")
             times.append(self._clock() - begun)
         best = 0.0
         for _ in range(_BULKS):
             begun = self._clock()
-            if not (self._move(channel, Op.SEND, to, tag, bulk) and self._move(channel, Op.RECV, to, tag, small)):
+            if not (move(Op.SEND, buffer=bulk) and move(Op.RECV, buffer=small)):
                 return LinkProbed(finding, own, to, min(times), best, f"no transfer within {_TRANSFER_S:.0f} s")
             took = self._clock() - begun
             best = max(best, nbytes / max(took - min(times), took / 2, 1e-9))
@@ -72,12 +74,12 @@ class LinkProbe:
     def _answer(self, channel: Channel, source: int, *, tag: int, nbytes: int) -> None:
         small, bulk = array.array("B", bytes(1)), array.array("B", bytes(nbytes))
         for buffer in (*[small] * _ECHOES, *[bulk] * _BULKS):
-            if not self._move(channel, Op.RECV, source, tag, buffer):
+            if not self._move(channel, Op.RECV, peer=source, tag=tag, buffer=buffer):
                 return
-            if not self._move(channel, Op.SEND, source, tag, small):
+            if not self._move(channel, Op.SEND, peer=source, tag=tag, buffer=small):
                 return
 
-    def _move(self, channel: Channel, op: Op, peer: int, tag: int, buffer: array.array[int]) -> bool:
+    def _move(self, channel: Channel, op: Op, *, peer: int, tag: int, buffer: array.array[int]) -> bool:
         """One message; False if it did not come through in time."""
         span = [buffer.buffer_info()]
         call = Call(op, peer=channel.index[peer], tag=tag, timeout_s=_TRANSFER_S)
