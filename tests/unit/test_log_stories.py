@@ -346,6 +346,90 @@ STORIES = {
         "undetermined",
         [],
     ),
+    "NVLink": (
+        "2026-01-10 02:00:00 gpu-a3-01 [rank8]: step 500 loss 1.9\n"
+        "2026-01-10 02:10:00 [rank9]:[E110 02:10:00.1 ProcessGroupNCCL.cpp:684] [Rank 9] Some "
+        "NCCL operations have failed or timed out. Due to the asynchronous nature of CUDA "
+        "kernels, subsequent GPU operations might run on corrupted/incomplete data.\n"
+        "2026-01-10 02:10:00 [rank9]:[E110 02:10:00.1 ProcessGroupNCCL.cpp:632] [Rank 1] "
+        "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5012, OpType=ALLREDUCE, "
+        "NumelIn=1024, NumelOut=1024, Timeout(ms)=600000) ran for 600005 milliseconds before "
+        "timing out.\n"
+        "2026-01-10 02:09:00 gpu-a3-02 kernel: nvidia-nvlink: Nvlink error status: fatal, link 7\n",
+        "communication_hang",
+        "hardware_link",
+        [],
+    ),
+    "a worker of Ray": (
+        "Ray train failure\n"
+        "(RayTrainWorker pid=4021, ip=10.4.1.9) torch.cuda.OutOfMemoryError: CUDA out of memory. "
+        "Tried to allocate 512.00 MiB\n"
+        "(RayTrainWorker pid=4022, ip=10.4.1.9) RuntimeError: NCCL communicator was aborted on rank 1.\n",
+        "crash",
+        "application",
+        [],
+    ),
+    "a save on a full file system": (
+        "rank 0 in save_checkpoint, ranks 1-7 in barrier for 25 min; /lustre at 100 % usage\n"
+        "[rank3]:[E ProcessGroupNCCL.cpp:563] [Rank 3] Watchdog caught collective operation "
+        "timeout: WorkNCCL(SeqNum=90211, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, "
+        "Timeout(ms)=1800000) ran for 1800002 milliseconds before timing out.\n",
+        "noncommunication_hang",
+        "storage",
+        [0],
+    ),
+    "one call behind": (
+        "RCCL on MI250, 8 GPUs\n"
+        "[2] INFO AllReduce: opCount 10 count 4096 datatype 7 op 0 root 0 [nranks=4] stream S0\n"
+        "[0] INFO AllReduce: opCount 10 count 4096 datatype 7 op 0 root 0 [nranks=4] stream S0\n"
+        "[1] INFO AllReduce: opCount 10 count 4096 datatype 7 op 0 root 0 [nranks=4] stream S0\n"
+        "[3] INFO AllReduce: opCount f count 4096 datatype 7 op 0 root 0 [nranks=4] stream S0\n",
+        "noncommunication_hang",
+        "undetermined",
+        [3],
+    ),
+    "three captures": (
+        "Six captures. Each time all ranks wait in all_reduce; node1 behind in one, node2 behind "
+        "in one, node1 behind in one.\n",
+        "undetermined",
+        "undetermined",
+        [],
+    ),
+    "a bus that is slow": (
+        "GPU health gate: dcgmi diag -r 3\n"
+        "+---------------------------+------------------------------------------------+\n"
+        "| Diagnostic                | Result                                         |\n"
+        "+===========================+================================================+\n"
+        "| Persistence Mode          | Fail                                           |\n"
+        "| Warning                   | Persistence mode for GPU 2 is disabled         |\n"
+        "| Memory                    | Pass                                           |\n"
+        "|                           | GPU0: Pass                                     |\n"
+        "| PCIe                      | Fail - GPU: 2                                  |\n"
+        "| Warning                   | GPU 2 PCIe bandwidth 3.1 GB/s below minimum 16 |\n"
+        "+---------------------------+------------------------------------------------+\n",
+        "communication_slow",
+        "hardware_link",
+        [],
+    ),
+    "rows to be replaced": (
+        "Health check reports Xid but job fine:\n"
+        "[  100.0] NVRM: Xid (PCI:0000:3b:00): 63, pid=0, Row Remapper: New row marked for "
+        "remapping, reset gpu to activate.\n"
+        "step 10 loss 2.0\n"
+        "step 20 loss 1.9\n",
+        "healthy",
+        "undetermined",
+        [],
+    ),
+    "fast network switched off": (
+        "[0] NCCL INFO NCCL_IB_DISABLE set by environment to 1.\n"
+        "[0] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.1<0>\n"
+        "[0] NCCL INFO Using network Socket\n"
+        "all-reduce busbw 1.1 GB/s on a 400 Gb/s InfiniBand cluster\n",
+        "communication_slow",
+        "configuration",
+        [],
+    ),
 }
 
 

@@ -148,7 +148,29 @@ def calls_that_differ(case: LogCase) -> list[Finding]:
         opinions |= {rank: opinions[like] for rank, like in alike.items() if like in opinions}
         if len({what[:1] for what in opinions.values()}) > 1 or _sizes_differ(opinions):
             return [_call_finding(opinions, here, count=count, claimed=sorted(alike))]
-    return []
+    return _behind_in_calls(calls)
+
+
+def _behind_in_calls(calls: dict[int, dict[str, LogEvent]]) -> list[Finding]:
+    """Ranks whose newest call is an earlier one than that of the others."""
+    newest = {rank: max(said, key=lambda text: int(text, 16)) for rank, said in calls.items()}
+    top = max(newest.values(), key=lambda text: int(text, 16))
+    behind = sorted(rank for rank, count in newest.items() if count != top)
+    if not behind or len(behind) * 2 >= len(newest):
+        return []
+    return [
+        Finding(
+            kind="noncommunication_hang",
+            suspects=tuple((Suspect(rank=rank),) for rank in behind),
+            victims=tuple(sorted(set(newest) - set(behind))),
+            confidence=0.6,
+            evidence=(
+                f"the others have called {top}, {listed(behind)} only up to {newest[behind[0]]}",
+                quotation(calls[behind[0]][newest[behind[0]]]),
+            ),
+            next_probe="stacks of these ranks (py-spy dump): what do they do instead?",
+        )
+    ]
 
 
 def _sizes_differ(opinions: dict[int, tuple[str, str, str]]) -> bool:

@@ -52,7 +52,7 @@ def causes_of(case: LogCase) -> list[Finding]:
 
 def symptoms_of(case: LogCase) -> list[Finding]:
     """What the logs show where no line names a cause: one `undetermined` finding (or a weak guess that says so)."""
-    seen = [pair for pair in named_events(case, "symptom") if pair[0].kind != "process_ended" or _failed(pair[0])]
+    seen = [pair for pair in named_events(case, "symptom") if _counts(case, pair[0])]
     if not seen:
         return []
     killed = [event for event, _ in seen if event.fields.get("signal") in ("SIGKILL", "SIGSEGV", "SIGBUS")]
@@ -83,8 +83,11 @@ def _claims(case: LogCase) -> list[tuple[LogEvent, FaultLine]]:
     return [pair for pair in named_events(case, "cause") if is_claim(pair[0])]
 
 
-def _failed(event: LogEvent) -> bool:
-    return event.fields.get("code", "1") not in ("0",)
+def _counts(case: LogCase, event: LogEvent) -> bool:
+    """Not an end without an error, nor a warning of a device after which training went on."""
+    if event.kind == "process_ended":
+        return event.fields.get("code", "1") != "0"
+    return event.kind != "xid" or not case.has("step_progress", claims=False)
 
 
 def _recovered(case: LogCase, event: LogEvent) -> bool:
@@ -184,7 +187,7 @@ def _place(suspect: Suspect) -> tuple[object, ...]:
     """What makes two events speak of one place; a device counts only where nothing else is known."""
     if suspect.rank is None and suspect.node is None:
         return (suspect.device,)
-    return (suspect.rank, suspect.node)
+    return (suspect.rank, suspect.node, suspect.pid)
 
 
 def _quotes(events: list[LogEvent]) -> list[str]:

@@ -11,6 +11,7 @@ from keepstep.records.finding import Suspect
 __all__ = ["LogCase", "is_claim", "quotation", "rank_list", "suspect_of", "words"]
 
 _QUOTED = 220
+_OF_A_PROCESS = frozenset({"exception", "gpu_memory", "cuda_error", "crashed", "loader_worker"})
 _LONGEST_LIST = 100_000
 
 
@@ -75,7 +76,8 @@ def suspect_of(event: LogEvent, *, device: bool = True) -> Suspect | None:
     found = event.fields.get("device") or None if device else None
     if event.rank is None and event.node is None and (found is None or not event.kind.startswith(("ib_", "nic_"))):
         return None
-    return Suspect(rank=event.rank, node=event.node, device=found)
+    one_of_many = event.rank is None and event.node is not None and event.kind in _OF_A_PROCESS
+    return Suspect(rank=event.rank, node=event.node, device=found, pid=event.pid if one_of_many else None)
 
 
 def rank_list(text: str) -> list[int]:

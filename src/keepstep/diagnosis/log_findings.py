@@ -16,7 +16,7 @@ from keepstep.diagnosis.disagreements import calls_that_differ, fingerprint_find
 from keepstep.diagnosis.fault_causes import causes_of, named_events, symptoms_of
 from keepstep.diagnosis.log_case import LogCase, quotation, words
 from keepstep.diagnosis.log_hang import hang_findings, startup_findings
-from keepstep.diagnosis.log_health import health_findings, setting_findings
+from keepstep.diagnosis.log_health import health_findings, setting_findings, slow_network_findings
 from keepstep.diagnosis.log_notes import capture_findings, claim_findings
 from keepstep.diagnosis.phase_values import contention_findings, phase_findings, value_findings
 from keepstep.diagnosis.rank_rows import count_findings
@@ -63,7 +63,7 @@ def _told(case: LogCase) -> list[Finding]:
         if _says_something(found):
             return _after(found, hang)
     unclear = [*hang, *diagnose_stacks(case.stacks), *capture_findings(case), *symptoms_of(case)]
-    return unclear[:1] if unclear else [*slow[:1], *health_findings(case)][:1] or [_quiet(case)]
+    return unclear[:1] or slow[:1] or health_findings(case)[:1] or slow_network_findings(case) or [_quiet(case)]
 
 
 def _placed_by_numbers(finding: Finding, case: LogCase) -> Finding:

@@ -9,7 +9,7 @@ from keepstep.diagnosis.log_case import LogCase, quotation, words
 from keepstep.records.evidence import LogEvent
 from keepstep.records.finding import Finding, FindingKind, Layer, Suspect
 
-__all__ = ["health_findings", "setting_findings"]
+__all__ = ["health_findings", "setting_findings", "slow_network_findings"]
 
 _SETTING = re.compile(
     r"persistence|permission|environment variable|deny ?list|black ?list|graphics process"
@@ -19,6 +19,7 @@ _SETTING = re.compile(
     r"|clocks? (?:limit|setting)|power limit is|hostengine|root",
     re.IGNORECASE,
 )
+_DEVICE = re.compile(r"\bGPU:? ?(\d{1,3})\b")
 _LINK = re.compile(r"nvlink|pcie|pci-?e|bandwidth|nccl|infiniband|\bib\b|port|nic\b", re.IGNORECASE)
 _MEMORY = re.compile(
     r"memory|ecc|remap|retire|dbe|sbe|diagnostic|stress|thermal|temperature|xid|inforom|sm |pulse|eud|memtest|power",
@@ -104,7 +105,8 @@ def _broken(layer: Layer, events: list[LogEvent], *, reasons: dict[int, str]) ->
     kind: FindingKind = "communication_slow" if layer == "hardware_link" else "crash"
     devices: dict[tuple[str | None, str | None], LogEvent] = {}
     for event in events:
-        devices.setdefault((event.node, event.fields.get("device") or None), event)
+        named = _DEVICE.search(reasons[id(event)])
+        devices.setdefault((event.node, event.fields.get("device") or (named[1] if named else None)), event)
     suspects = tuple((Suspect(node=node, device=device),) for node, device in devices if node or device)
     return Finding(
         kind=kind,
@@ -122,6 +124,29 @@ def _broken(layer: Layer, events: list[LogEvent], *, reasons: dict[int, str]) ->
 def setting_findings(case: LogCase) -> list[Finding]:
     """Nodes that use another network than the others, or another version of NCCL."""
     return [*_network(case), *_versions(case)]
+
+
+def slow_network_findings(case: LogCase) -> list[Finding]:
+    """A log of communication alone, in which a setting switches the fast network off: a hint where nothing else is."""
+    off = [
+        event for event in case.of("nccl_transport_off", claims=False) if event.fields.get("what", "").upper() == "IB"
+    ]
+    sockets = [event for event in case.of("nccl_network", claims=False) if "socket" in event.fields["network"].lower()]
+    if not off or not sockets or case.has("step_progress", "training_ended"):
+        return []
+    return [
+        Finding(
+            kind="communication_slow",
+            layer="configuration",
+            confidence=0.5,
+            evidence=(
+                "a setting switches InfiniBand off, and sockets are used",
+                quotation(off[0]),
+                quotation(sockets[0]),
+            ),
+            next_probe="the same run without NCCL_IB_DISABLE; bandwidth by nccl-tests",
+        )
+    ]
 
 
 def _network(case: LogCase) -> list[Finding]:

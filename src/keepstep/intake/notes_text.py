@@ -36,7 +36,10 @@ def _claimed(_: str, fields: dict[str, str]) -> dict[str, str]:
 def _captures(text: str, fields: dict[str, str]) -> dict[str, str] | None:
     """Several captures, each naming one that stood apart: at least three names in a row."""
     tail = text[text.lower().rfind(fields["where"].lower()) :]
+    everything = _NAMES.findall(text)
     names = [name.lower().replace(" ", "") for name in _NAMES.findall(tail)]
+    if len(names) < 3:
+        names = [name.lower().replace(" ", "") for name in everything]
     return {"names": " ".join(names), "where": fields["where"], "claimed": "yes"} if len(names) >= 3 else None
 
 
