@@ -72,7 +72,7 @@ class ClosShape(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
 
     With `separate_rails` every rail (and always every side) has `spines` spines of its own, else all rails share them.
     `cables` parallel cables of `uplink_gbps` join each leaf to each spine; `pods` above 1 puts `cores` cores of tier 3
-    over the spines, spines and leaves being divided among pods.
+    over the spines, spines and leaves being divided among pods: core c over the spines c modulo `spines` of every pod.
     """
 
     hosts: int

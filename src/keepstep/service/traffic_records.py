@@ -7,7 +7,7 @@ from pathlib import Path
 
 from keepstep.errors import RecordError, UsageError
 from keepstep.records.demand import Seat
-from keepstep.records.events import MemberRecord
+from keepstep.records.events import JobStarted
 from keepstep.records.ring import Ring, decode_ring
 from keepstep.store.journal import read_journal
 from keepstep.traffic.observed import Observed, observe
@@ -18,7 +18,10 @@ _MOST_BYTES = 1 << 30
 
 
 def rings_of(directory: Path) -> dict[int, Ring]:
-    """The newest ring of every rank below `directory`. Raises UsageError if there is none, RecordError for damage."""
+    """The fullest ring of every rank below `directory` (a joiner's is short).
+
+    Raises UsageError if there is none, RecordError for damage.
+    """
     rings: dict[int, Ring] = {}
     for path in sorted(directory.rglob("*.ring")):
         try:
@@ -28,7 +31,7 @@ def rings_of(directory: Path) -> dict[int, Ring]:
         except OSError as error:
             raise RecordError(f"cannot be read: {error.strerror or error}", where=str(path)) from error
         rank = ring.header.rank
-        if rank >= 0 and (rank not in rings or rings[rank].header.heartbeat_ns < ring.header.heartbeat_ns):
+        if rank >= 0 and (rank not in rings or rings[rank].header.head < ring.header.head):
             rings[rank] = ring
     if not rings:
         raise UsageError("no recorder ring below it", where=str(directory), remedy="rings are kept at every loss")
@@ -54,17 +57,9 @@ def observed_run(directory: Path, *, job: str, hosts: Sequence[str] = ()) -> Obs
 
 
 def _from_journal(directory: Path, ranks: Sequence[int]) -> list[Seat]:
-    nodes: dict[int, str] = {}
+    """Ranks are numbered by node name, equally many on each node (see docs/cli.md)."""
     events, _ = read_journal(directory)
-    for event in events:
-        if isinstance(event, MemberRecord) and event.rank is not None and event.rank >= 0 and event.node:
-            nodes[event.rank] = event.node
-    lost = [rank for rank in ranks if rank not in nodes]
-    if lost:
-        raise UsageError(f"the journal does not say where rank {lost[0]} sat", remedy="give --hosts")
-    by_node: dict[str, list[int]] = {}
-    for rank in ranks:
-        by_node.setdefault(nodes[rank], []).append(rank)
-    return [
-        Seat(rank, node, place, len(members)) for node, members in by_node.items() for place, rank in enumerate(members)
-    ]
+    nodes = next((sorted(event.nodes) for event in events if isinstance(event, JobStarted) and event.nodes), [])
+    if not nodes:
+        raise UsageError("the journal does not say on which nodes the job ran", remedy="give --hosts")
+    return seats_on(ranks, nodes)

@@ -60,7 +60,11 @@ def _above(shape: ClosShape, groups: int) -> tuple[tuple[Switch, ...], tuple[Cab
         for number in range(shape.cores):
             switches[f"core{number}"] = Switch(f"core{number}", 3)
         spines = [name for name, switch in switches.items() if switch.tier == 2]
-        cables += [Cable(spine, f"core{core}", shape.uplink_gbps) for spine in spines for core in range(shape.cores)]
+        cables += [
+            Cable(spine, f"core{core}", shape.uplink_gbps)
+            for place, spine in enumerate(spines)
+            for core in range(place % shape.spines, shape.cores, shape.spines)
+        ]
     return tuple(switches.values()), tuple(cables)
 
 

@@ -106,7 +106,10 @@ class Part:
         fresh, self._closed = closed - self._closed, closed
         if opened:
             self._engine.permit(sorted(opened))
-        return self._engine.forbid(sorted(fresh))
+        homeless = self._engine.forbid(sorted(fresh))
+        if fresh and self._engine.max_load > self._engine.bound:
+            self._engine.level()
+        return homeless
 
     def settle(self) -> list[int]:
         """The slots that have another way than at the last call."""

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 from scipy import optimize, sparse
 
-__all__ = ["MAX_VARIABLES", "Commodity", "Relaxed", "cut_bound", "relax"]
+__all__ = ["MAX_VARIABLES", "Commodity", "Relaxed", "cut_bound", "relax", "whole_bound"]
 
-MAX_VARIABLES = 60_000
-"""Larger programs take more than some seconds; then `cut_bound` stands in for the bound."""
+_CLOSED = 1e-9
+MAX_VARIABLES = 20_000
+"""Larger programs take more than a second or two; then `cut_bound` stands in for the bound. HiGHS's interior-point
+method is ten times as fast on these as its simplex (6,000 variables: 0.35 against 3.9 s)."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ def relax(commodities: Sequence[Commodity], capacity: npt.NDArray[np.float64]) -
         b_ub=np.zeros(len(capacity)),
         A_eq=equal.tocsr(),
         b_eq=np.array([commodity.weight for commodity in commodities]),
-        method="highs",
+        method="highs-ipm",
     )
     if answer.status != 0:
         return None
@@ -66,16 +68,45 @@ def relax(commodities: Sequence[Commodity], capacity: npt.NDArray[np.float64]) -
 
 
 def cut_bound(commodities: Sequence[Commodity], capacity: npt.NDArray[np.float64]) -> float:
-    """What leaves a leaf, or reaches one, over the capacity of all its first (last) links: a bound for every plan."""
+    """What leaves a leaf or pod, or reaches one, over the capacity of all links it can take: a bound for every plan."""
     best = 0.0
-    for side, hop in ((0, 0), (1, -1)):
-        weight: dict[str, float] = {}
-        links: dict[str, set[int]] = {}
-        for commodity in commodities:
-            leaf = commodity.leaves[side]
-            weight[leaf] = weight.get(leaf, 0.0) + commodity.weight
-            links.setdefault(leaf, set()).update(commodity.links[:, hop].tolist())
-        for leaf, total in weight.items():
-            room = float(capacity[sorted(links[leaf])].sum())
-            best = max(best, total / room if room > 0 else 0.0)
+    for weight, links in _cuts(commodities):
+        room = float(capacity[sorted(links)].sum())
+        best = max(best, weight / room if room > 0 else 0.0)
     return best
+
+
+def whole_bound(commodities: Sequence[Commodity], capacity: npt.NDArray[np.float64], *, unit: float) -> float:
+    """As `cut_bound`, where every flow weighs `unit` and is not split: what the links can carry in whole flows."""
+    best = 0.0
+    for weight, links in _cuts(commodities):
+        room = capacity[sorted(links)]
+        best = max(best, _least_load(round(weight / unit), room[room > _CLOSED], unit=unit))
+    return best
+
+
+def _cuts(commodities: Sequence[Commodity]) -> Iterator[tuple[float, set[int]]]:
+    """(weight, links it must pass) of each leaf on the way up and down, and of each pod where there are three tiers.
+
+    All ways out of a pod pass its links to the cores, so the lowest number among these stands for the pod.
+    """
+    sums: dict[tuple[int, str | int], tuple[float, set[int]]] = {}
+    for commodity in commodities:
+        keys: list[tuple[int, str | int]] = [(0, commodity.leaves[0]), (-1, commodity.leaves[1])]
+        if commodity.links.shape[1] > 2:
+            keys += [(hop, int(commodity.links[:, hop].min())) for hop in (1, -2)]
+        for key in keys:
+            weight, links = sums.get(key, (0.0, set()))
+            links.update(commodity.links[:, key[0]].tolist())
+            sums[key] = (weight + commodity.weight, links)
+    yield from sums.values()
+
+
+def _least_load(count: int, room: npt.NDArray[np.float64], *, unit: float) -> float:
+    """The smallest load of the fullest of links with `room` that carry `count` whole flows: fill the emptiest first."""
+    if not len(room) or count < 1:
+        return 0.0
+    level = count * unit / float(room.sum())
+    while np.floor(level * room / unit + 1e-9).sum() < count:
+        level = float(((np.floor(level * room / unit + 1e-9) + 1) * unit / room).min())
+    return level

@@ -37,6 +37,21 @@ def test_three_tiers_meet_the_bound():
     assert balance.bound == balance.max_load == 4.0
 
 
+def test_a_pod_with_few_cores_sets_the_bound():
+    """8 flows of two leaves leave a pod over 2 spines with one core each: 4 on each link up."""
+    network = Network(clos(ClosShape(hosts=16, hosts_per_leaf=4, spines=2, pods=2, cores=2)))
+    balance = Balance(network, reference_gbps=400.0)
+    balance.fill({flow: (f"leaf{flow % 2}", f"leaf{2 + flow % 2}", 1.0) for flow in range(8)})
+    assert balance.bound == balance.max_load == 4.0
+
+
+def test_whole_flows_on_a_thin_link_count_more():
+    """Three flows on cables of 400 and 100: 2 and 1 would fill the thin one to 4, so all go on the wide one."""
+    balance = Balance(uneven(), reference_gbps=400.0)
+    balance.fill(dict.fromkeys(range(3), ("a", "b", 1.0)))
+    assert balance.bound == balance.max_load == 3.0
+
+
 def test_a_dead_link_moves_its_own_flows():
     network = uneven()
     balance = Balance(network, reference_gbps=400.0)
