@@ -267,6 +267,7 @@ def _settings(switch: str, seed: int) -> None:
         "fib_multipath_hash_seed": seed,
         "icmp_ratelimit": 0,
         "icmp_msgs_per_sec": 1000000,
+        "icmp_msgs_burst": 10000,
         "conf/all/ignore_routes_with_linkdown": 1,
         "conf/all/rp_filter": 0,
         "conf/default/rp_filter": 0,
@@ -276,7 +277,7 @@ def _settings(switch: str, seed: int) -> None:
 
 
 def _there(name: str) -> bool:
-    return name != "icmp_msgs_per_sec" or Path("/proc/sys/net/ipv4/icmp_msgs_per_sec").exists()
+    return not name.startswith("icmp_msgs") or Path("/proc/sys/net/ipv4", name).exists()
 
 
 def _wire(here: str, name: str, address: str, there: str, other_name: str, other_address: str) -> None:

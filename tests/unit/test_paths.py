@@ -190,6 +190,21 @@ def test_a_peer_that_cannot_be_reached_over_its_path_is_told_and_nothing_changes
     listener.close()
 
 
+def test_a_link_that_arrives_before_its_plan_waits_for_it(ring: Ring) -> None:
+    ring.reduce()
+    plans, ports = onward(1)
+    told = threading.Semaphore(0)
+    ring.fabrics[0].prepare_paths(plans[0], ready=lambda why: None)  # dials rank 1, which knows nothing yet
+    paths = ring.fabrics[1]._links.paths
+    for _ in range(2000):
+        if paths._spare:
+            break
+        threading.Event().wait(0.005)
+    for rank in (1, 2, 3):
+        ring.fabrics[rank].prepare_paths(plans[rank], ready=lambda why: told.release())
+    assert all(told.acquire(timeout=10) for _ in range(3))
+
+
 def test_a_change_of_members_voids_what_was_prepared(ring: Ring) -> None:
     ring.reduce()
     plans, _ = onward(1)

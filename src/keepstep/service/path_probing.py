@@ -33,8 +33,8 @@ __all__ = [
 
 MAX_PORTS = 512
 _TIME_EXCEEDED = 11
-_TRIES = 3
-_AT_ONCE = 128
+_TRIES = 5
+_AT_ONCE = 32  # switches answer so many at once and not many more
 _NO_LINGER = struct.pack("ii", 1, 0)
 _TAKEN = (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
 
@@ -187,8 +187,10 @@ def hops_of_ways(
         sender.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)  # it only sends
         for ttl in ttls:
             sender.setsockopt(socket.IPPROTO_IP, socket.IP_TTL, ttl)
-            for _ in range(_TRIES):
+            for attempt in range(_TRIES):
                 missing = [way for way in ways if (way, ttl) not in found]
+                if attempt > 1 and len(missing) == len(ways):
+                    break
                 for start in range(0, len(missing), _AT_ONCE):
                     part = missing[start : start + _AT_ONCE]
                     answers = _ask_ways(sender, listener, part, now=clock.monotonic, timeout_s=timeout_s)

@@ -133,6 +133,11 @@ class TrafficConductor:
         self._left: dict[tuple[str, str], set[str]] = {}
         self._renewed = False
 
+    @property
+    def routes(self) -> dict[tuple[int, int], tuple[str, ...]]:
+        """The way in force by (from, to) rank."""
+        return dict(self._routes)
+
     # ------------------------------------------------------------------ what happened
 
     def members(self, generation: int, places: Mapping[int, Place]) -> None:
@@ -271,6 +276,9 @@ class TrafficConductor:
             return self._later(now, f"no plan: {error}")
         before = dict(self._routes)
         self._routes = {self._pair_of(route): route.path for route in self._planner.routes(self.job)}
+        for a, b in self._pairs():
+            if (a, b) not in self._routes and (b, a) in self._routes:
+                self._routes[a, b] = self._routes[b, a][::-1]
         moved = [pair for pair, path in self._routes.items() if before.get(pair, path) != path]
         given, unmet = self._chosen()
         tell = Tell(
@@ -287,6 +295,20 @@ class TrafficConductor:
             self._next = now + _RETRY_S
             return [tell] if moved or not before else []
         return [tell, *self._orders(given, now)]
+
+    def _planned_pairs(self) -> list[tuple[int, int]]:
+        """The flows to plan. Where a connection carries bytes both ways and its way back mirrors the way there, one
+        of the two decides: the one from the leaf that is first by name."""
+        pairs = self._pairs()
+        if not self._map.mirrored():
+            return pairs
+        both = set(pairs)
+
+        def follows(pair: tuple[int, int]) -> bool:
+            here, there = (self._leaf_of[self._places[rank].node] for rank in pair)
+            return pair[::-1] in both and here > there
+
+        return [pair for pair in pairs if not follows(pair)]
 
     def _unused(self) -> set[str]:
         """Links that no probed way takes any more."""
@@ -313,7 +335,7 @@ class TrafficConductor:
         self._down = down
         flows = [
             Flow(self.job, f"{a}-{b}", self._port_of[self._places[a].node], self._port_of[self._places[b].node])
-            for a, b in self._pairs()
+            for a, b in self._planned_pairs()
         ]
         first = self.job not in self._planner.jobs
         if first or {flow.name for flow in flows} != {flow.name for flow in self._planner.flows(self.job)}:
@@ -367,9 +389,10 @@ class TrafficConductor:
             return self._later(now, f"path plan {self.number} was not taken: {why}")
         if self._waiting and now < self._deadline:
             return self._push(now)
-        self._phase, self._next = "active", now + _EVERY_S
         if self._waiting:
-            return []
+            late, self._given = ", ".join(map(str, sorted(self._waiting)[:8])), {}
+            return self._later(now, f"path plan {self.number} is not in force on ranks {late}; it is given again")
+        self._phase, self._next = "active", now + _EVERY_S
         return [Tell(f"path plan {self.number} is in force on all {len(self._places)} members")]
 
     def _push(self, now: float) -> list[Action]:

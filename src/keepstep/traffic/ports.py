@@ -12,6 +12,7 @@ PORTS_PER_LINK = 8
 """Ports given for one connection: one that was just in use cannot be had again at once."""
 
 _ENOUGH_WAYS = 16
+_MOSTLY = 0.9
 
 
 class PortMap:
@@ -44,6 +45,15 @@ class PortMap:
         """The probed source ports of connections between these ends, in order."""
         key = (source, destination, port)
         return sorted(way.source_port for way in self._spine if (way.source, way.destination, way.port) == key)
+
+    def mirrored(self) -> bool:
+        """Whether the way back passes the switch of the way there: the leaves hash both directions alike."""
+        both = [
+            (spine, self._spine.get(Way(way.destination, way.port, way.source, way.source_port), ""))
+            for way, spine in self._spine.items()
+        ]
+        told = [(there, back) for there, back in both if there and back]
+        return bool(told) and sum(there == back for there, back in told) >= _MOSTLY * len(told)
 
     def strayed(self, answers: Mapping[Way, Sequence[str]], names: Mapping[str, str]) -> bool:
         """Whether a way that was usable passes another switch now, or none."""

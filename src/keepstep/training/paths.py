@@ -52,7 +52,7 @@ class Paths:
         self._lock = threading.Lock()
         self._plan = PathPlan(0)
         self._ends: dict[LinkKey, tuple[int, int]] = {}
-        self._spare: dict[LinkKey, socket.socket] = {}
+        self._spare: dict[LinkKey, tuple[int, socket.socket]] = {}
         self._missing: set[LinkKey] = set()
         self._ready: Callable[[str], None] | None = None
         self._turns: dict[int, int] = {}
@@ -84,11 +84,13 @@ class Paths:
         """Takes `plan` for new links and dials in threads what must move. `ready("")` is called once all is there,
         `ready(why)` if that cannot be; both possibly before this returns, and from other threads."""
         with self._lock:
-            old, self._spare = self._spare, {}
+            old = {key: spare for key, spare in self._spare.items() if spare[0] != plan.number}
+            for key in old:
+                del self._spare[key]
             self._plan, self._ready = plan, ready
             moving = [key for key in standing if self._moves(key, plan)]
             self._missing = set(moving)
-        for sock in old.values():
+        for _, sock in old.values():
             sock.close()
         for key in moving:
             if key.peer in plan.dial:
@@ -96,11 +98,11 @@ class Paths:
         self._look(plan.number)
 
     def arrived(self, key: LinkKey, number: int, sock: socket.socket) -> None:
-        """A peer dialled a link for plan `number`; one of an older plan is dropped."""
+        """A peer dialled a link for plan `number`, which may come before the plan; one of an older plan is dropped."""
         with self._lock:
             stale = number < self._plan.number or number <= self.installed
             if not stale:
-                self._keep(key, sock)
+                self._keep(key, number, sock)
         if stale:
             sock.close()
         else:
@@ -109,9 +111,11 @@ class Paths:
     def take(self) -> Iterator[tuple[LinkKey, socket.socket]]:
         """The links that replace others now; the prepared plan counts as installed."""
         with self._lock:
-            spare, self._spare = self._spare, {}
             self.installed = self.prepared
-        yield from spare.items()
+            taken = {key: sock for key, (number, sock) in self._spare.items() if number == self.installed}
+            for key in taken:
+                del self._spare[key]
+        yield from taken.items()
 
     def drop(self) -> None:
         """The membership changed: what was prepared is void; the plan still holds for new links."""
@@ -119,7 +123,7 @@ class Paths:
             spare, self._spare = self._spare, {}
             self.prepared = self.installed
             self._missing, self._ready = set(), None
-        for sock in spare.values():
+        for _, sock in spare.values():
             sock.close()
 
     def _moves(self, key: LinkKey, plan: PathPlan) -> bool:
@@ -130,10 +134,10 @@ class Paths:
             return local not in plan.dial[key.peer]
         return key.peer in plan.accept and remote not in plan.accept[key.peer]
 
-    def _keep(self, key: LinkKey, sock: socket.socket) -> None:
+    def _keep(self, key: LinkKey, number: int, sock: socket.socket) -> None:
         if key in self._spare:
-            self._spare[key].close()
-        self._spare[key] = sock
+            self._spare[key][1].close()
+        self._spare[key] = number, sock
 
     def _dial(self, plan: PathPlan, key: LinkKey) -> None:
         try:
@@ -144,7 +148,7 @@ class Paths:
         with self._lock:
             current = self._plan.number == plan.number
             if current:
-                self._keep(key, sock)
+                self._keep(key, plan.number, sock)
         if current:
             self._look(plan.number)
         else:
@@ -152,7 +156,8 @@ class Paths:
 
     def _look(self, number: int) -> None:
         with self._lock:
-            done = self._plan.number == number and self._missing <= set(self._spare)
+            there = {key for key, (planned, _) in self._spare.items() if planned == number}
+            done = self._plan.number == number and self._missing <= there
             if done:
                 self.prepared = number
         if done:

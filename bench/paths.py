@@ -1,0 +1,357 @@
+"""Planned paths against chance on a real fabric of network namespaces: what groups that reduce at once get of it.
+
+Eight members of keepstep's own transport below two leaves with four spines. In every round the connections take
+random source ports, as they would without a plan, and then the planned ones; the rates are those of the same
+members right after each other. Then a spine goes down while they reduce. With `--steps` the GPT example trains across
+the fabric, with and without a plan. Needs root.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from fabric_lab import Fabric, FabricPlan, why_no_fabric
+from harness import Result, judge, options, report
+
+from keepstep.records.topology import ClosShape
+from keepstep.traffic.clos import clos
+from keepstep.traffic.conducting import (
+    AskHops,
+    ConductorSettings,
+    GivePaths,
+    Place,
+    Seen,
+    Tell,
+    TrafficConductor,
+)
+from keepstep.traffic.fairness import max_min
+from keepstep.traffic.planner import Planner
+
+RANKS, SPINES, LEAF = 8, 4, 4
+HOST_MBIT = 100
+PAYLOAD = 1448 / 1514
+"""Of a full Ethernet frame of 1500 bytes with IPv4 and TCP with time stamps, as the token buckets count it."""
+JOBS = Path(__file__).parent / "jobs"
+GROUPS = {
+    4: [(f"a{n}", (n, n + LEAF)) for n in range(LEAF)],
+    8: [(f"a{n}", (n, n + LEAF)) for n in range(LEAF)] + [(f"b{n}", (n, LEAF + (n + 1) % LEAF)) for n in range(LEAF)],
+}
+
+
+class Members:
+    """The member processes, one on each host of the fabric."""
+
+    def __init__(self, fabric: Fabric) -> None:
+        self.answers: queue.Queue[tuple[int, dict[str, Any]]] = queue.Queue()
+        self.number = 0
+        self.processes = []
+        command = [sys.executable, str(JOBS / "flow_member.py")]
+        for host in fabric.hosts:
+            self.processes.append(
+                fabric.start(
+                    host.namespace,
+                    [*command, str(host.number), host.address],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+            )
+        roster = [json.loads(process.stdout.readline()) for process in self.processes]
+        self.places = {rank: Place(f"h{rank}", entry[3], entry[4]) for rank, entry in enumerate(roster)}
+        for rank, process in enumerate(self.processes):
+            self.tell(rank, roster)
+            threading.Thread(target=self._read, args=(rank, process.stdout), daemon=True).start()
+
+    def _read(self, rank: int, lines: Any) -> None:
+        for line in lines:
+            self.answers.put((rank, json.loads(line)))
+
+    def tell(self, rank: int, order: Any) -> None:
+        self.processes[rank].stdin.write(json.dumps(order) + "\n")
+        self.processes[rank].stdin.flush()
+
+    def collect(self, what: str, count: int) -> list[dict[str, Any]]:
+        """`count` answers to `what`, from any members."""
+        found = []
+        while len(found) < count:
+            _, answer = self.answers.get(timeout=180)
+            if answer["do"] == what:
+                found.append(answer)
+        return found
+
+    def take(self, plans: dict[int, tuple[dict[int, Any], dict[int, Any]]]) -> None:
+        """Has all members prepare ports; they change over at the end of their next step."""
+        self.number += 1
+        for rank in range(RANKS):
+            dial, accept = plans.get(rank, ({}, {}))
+            self.tell(rank, {"do": "paths", "number": self.number, "dial": dial, "accept": accept})
+        for answer in self.collect("paths", RANKS):
+            assert answer["why"] == "", answer
+
+    def reduce(self, groups: int, nbytes: int, times: int) -> dict[str, list[float]]:
+        """Seconds of each reduction by group, as its slower member saw it."""
+        self.start(groups, nbytes, times)
+        return self.finish()
+
+    def start(self, groups: int, nbytes: int, times: int) -> None:
+        for rank in range(RANKS):
+            self.tell(rank, {"do": "reduce", "groups": GROUPS[groups], "nbytes": nbytes, "times": times})
+
+    def finish(self) -> dict[str, list[float]]:
+        return {name: [taken for _, taken in rows] for name, rows in self.finish_timed().items()}
+
+    def finish_timed(self) -> dict[str, list[tuple[float, float]]]:
+        """(begin, seconds) of each reduction by group."""
+        both: dict[str, list[list[tuple[float, float]]]] = {}
+        for answer in self.collect("reduce", RANKS):
+            by_group: dict[str, list[tuple[float, float]]] = {}
+            for name, begin, taken, done in answer["took"]:
+                assert done
+                by_group.setdefault(name, []).append((begin, taken))
+            for name, rows in by_group.items():
+                both.setdefault(name, []).append(rows)
+        return {
+            name: [max(pair, key=lambda row: row[1]) for pair in zip(*rows, strict=True)] for name, rows in both.items()
+        }
+
+
+class Site:
+    """The conductor of the benchmark: the members' traffic, the fabric's topology, and plans made real."""
+
+    def __init__(self, fabric: Fabric, members: Members, groups: int, nbytes: int) -> None:
+        names = {
+            fabric.spine_address(spine, leaf=leaf): f"spine{spine}" for spine in range(SPINES) for leaf in range(2)
+        }
+        settings = ConductorSettings(hops=names, ports=tuple(range(42000, 42128)))
+        self.planner = Planner(clos(ClosShape(hosts=RANKS, hosts_per_leaf=LEAF, spines=SPINES)))
+        self.conductor = TrafficConductor("bench", self.planner, settings)
+        self.conductor.members(1, members.places)
+        self.members = members
+        pairs = [ranks for _, ranks in GROUPS[groups]]
+        self.pairs = [*pairs, *((b, a) for a, b in pairs)]
+        self.seen = [Seen(rank, -1, 3) for rank in range(RANKS)] + [Seen(a, b, 3, 3.0 * nbytes) for a, b in self.pairs]
+        self.given: dict[int, tuple[dict[int, Any], dict[int, Any]]] = {}
+        self.told: list[Tell] = []
+
+    def turn(self) -> None:
+        """One look of the conductor, and what it wants done."""
+        self.conductor.seen(self.seen, generation=1)
+        plans: dict[int, tuple[dict[int, Any], dict[int, Any]]] = {}
+        asked = []
+        for action in self.conductor.step(time.time()):
+            if isinstance(action, AskHops):
+                asked.append(action)
+            elif isinstance(action, GivePaths):
+                plans[action.rank] = (action.dial, action.accept)
+            elif isinstance(action, Tell):
+                self.told.append(action)
+        for action in asked:
+            rank = int(action.node[1:])
+            self.members.tell(
+                rank,
+                {
+                    "do": "hops",
+                    "number": action.number,
+                    "ways": [list(w) for w in map(msgspec.structs.astuple, action.ways)],
+                    "ttls": action.ttls,
+                },
+            )
+        for answer in self.members.collect("hops", len(asked)):
+            self.conductor.hops(answer["number"], answer["hops"])
+        if plans:
+            self.given = plans
+            self.members.take(plans)
+            for rank in range(RANKS):
+                self.conductor.ready(rank, self.conductor.number, installed=True)
+
+    def settle(self) -> None:
+        """Until a plan is given out."""
+        for _ in range(100):
+            self.turn()
+            if self.given:
+                return
+            time.sleep(0.05)
+        raise RuntimeError(f"no plan: {[tell.text for tell in self.told]}")
+
+    def optimum(self, *, host_mbit: float, uplink_mbit: float) -> float:
+        """Mbit/s of payload that all flows together get by the model, on the routes in force."""
+        index: dict[str, int] = {}
+        capacity: list[float] = []
+
+        def link(name: str, mbit: float) -> int:
+            if name not in index:
+                index[name] = len(capacity)
+                capacity.append(mbit * PAYLOAD)
+            return index[name]
+
+        routes = self.conductor.routes
+        uses = []
+        for a, b in self.pairs:
+            path = routes[a, b]
+            hops = [link(f"{x}>{y}", uplink_mbit) for x, y in zip(path, path[1:], strict=False)]
+            uses.append([link(f"h{a}>", host_mbit), *hops, link(f">h{b}", host_mbit)])
+        return float(sum(max_min(uses, capacity)))
+
+
+def chance(members: Members, groups: int, rng: random.Random) -> None:
+    """Random source ports for all connections, as a kernel would choose them."""
+    plans: dict[int, tuple[dict[int, Any], dict[int, Any]]] = {rank: ({}, {}) for rank in range(RANKS)}
+    for _, (a, b) in GROUPS[groups]:
+        ports = rng.sample(range(44000, 60000), 4)
+        plans[a][0][b] = ports
+        plans[b][1][a] = ports
+    members.take(plans)
+
+
+def rate(took: dict[str, list[float]], nbytes: int) -> float:
+    """Mbit/s of payload over all groups and both directions: a reduction of two sends `nbytes` each way."""
+    return sum(2 * nbytes * 8e-6 / statistics.median(seconds) for seconds in took.values())
+
+
+def compare(fabric: Fabric, members: Members, *, groups: int, uplink_mbit: int, trials: int) -> Iterator[Result]:
+    """Random ports against planned ones, trial by trial."""
+    name = f"{groups} groups, {HOST_MBIT // uplink_mbit}:1"
+    nbytes = (1_000_000 if groups == 4 else 500_000) * uplink_mbit // HOST_MBIT
+    rng = random.Random(groups * 1000 + uplink_mbit)
+    members.reduce(groups, 4096, 2)
+    site = Site(fabric, members, groups, nbytes)
+    site.settle()
+    planned, hashed = [], []
+    for _ in range(trials):
+        chance(members, groups, rng)
+        members.reduce(groups, 4096, 1)
+        hashed.append(rate(members.reduce(groups, nbytes, 3), nbytes))
+        members.take(site.given)
+        members.reduce(groups, 4096, 1)
+        planned.append(rate(members.reduce(groups, nbytes, 3), nbytes))
+    best = site.optimum(host_mbit=HOST_MBIT, uplink_mbit=uplink_mbit)
+    usual = statistics.median(hashed)
+    aim = 1.5 if uplink_mbit == HOST_MBIT else None
+    yield judge(f"{name}: random ports (measured)", hashed, unit="Mbit/s")
+    yield judge(f"{name}: planned (measured)", planned, unit="Mbit/s")
+    yield judge(f"{name}: planned / median of random", [value / usual for value in planned], unit="x", at_least=aim)
+    yield judge(f"{name}: planned / model's optimum", [value / best for value in planned], unit="share", at_least=0.95)
+
+
+def lose_spine(fabric: Fabric, members: Members) -> Iterator[Result]:
+    """A spine goes down while four groups reduce on planned paths."""
+    nbytes = 500_000
+    members.reduce(4, 4096, 2)
+    site = Site(fabric, members, 4, nbytes)
+    site.settle()
+    members.reduce(4, 4096, 1)
+    steps = 110
+    members.start(4, nbytes, steps)
+    lost = time.time() + 2.0
+    failed = False
+    while time.time() < lost + 4.0:
+        if not failed and time.time() >= lost:
+            fabric.fail_spine(1)
+            lost, failed = time.time(), True
+        site.turn()
+        time.sleep(0.1)
+    rows = members.finish_timed()
+    left = site.optimum(host_mbit=HOST_MBIT, uplink_mbit=HOST_MBIT)
+    fabric.restore_spine(1)
+    by_step = list(zip(*rows.values(), strict=True))
+    rates = [
+        (max(begin + taken for begin, taken in step), sum(2 * nbytes * 8e-6 / t for _, t in step)) for step in by_step
+    ]
+    after = [(at, got) for at, got in rates if at > lost]
+    good = [at - lost for at, got in after if got >= 0.9 * left]
+    yield judge("spine lost: remaining capacity (model)", [left], unit="Mbit/s")
+    yield judge("spine lost: time to 90 % of it", [good[0] if good else float("inf")], unit="s", at_most=3.0)
+    late = [got / left for at, got in after if at > lost + 3.0]
+    yield judge("spine lost: share of it from 3 s on", late or [0.0], unit="share", at_least=0.9)
+    moved = [tell.moved for tell in site.told if tell.down]
+    yield judge("spine lost: flows moved", [float(sum(moved[:1]))], unit="of 8", at_most=2.0)
+
+
+@contextmanager
+def built(uplink_mbit: int) -> Iterator[Fabric]:
+    """A fabric and nothing left of it."""
+    with Fabric(FabricPlan(hosts=RANKS, spines=SPINES, host_mbit=HOST_MBIT, uplink_mbit=uplink_mbit)) as fabric:
+        yield fabric
+
+
+def training_step(stage: str, steps: int) -> float:
+    """Median seconds of a step of the GPT example over the fabric, rank after rank below the other leaf."""
+    with tempfile.TemporaryDirectory() as scratch, built(HOST_MBIT) as fabric:
+        return _train(Path(scratch), fabric, stage=stage, steps=steps)
+
+
+def _train(scratch: Path, fabric: Fabric, *, stage: str, steps: int) -> float:
+    (scratch / "topology.yaml").write_text("keepstep_topology: 1\nclos: {hosts: 8, hosts_per_leaf: 4, spines: 4}\n")
+    hops = "".join(f'"{fabric.spine_address(s, leaf=leaf)}" = "spine{s}"\n' for s in range(SPINES) for leaf in range(2))
+    (scratch / "traffic.toml").write_text(f'topology = "topology.yaml"\nstage = "{stage}"\n[hops]\n{hops}')
+    keepstep = [sys.executable, "-m", "keepstep.cli"]
+    script = [str(JOBS.parent.parent / "examples/gpt/train.py"), "--steps", str(steps)]
+    place = ["--host", fabric.management, "--port", "29400", "--run", str(scratch / "run")]
+    wanted = ["--traffic", str(scratch / "traffic.toml")] if stage == "act" else []
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    controller = fabric.start(
+        fabric.manage, [*keepstep, "controller", "--nnodes", "8", *place, *wanted, *script], **quiet
+    )
+    token = scratch / "run" / "token"
+    while not token.exists() and controller.poll() is None:
+        time.sleep(0.1)
+    time.sleep(1.0)
+    for number in [n for pair in zip(range(LEAF), range(LEAF, RANKS), strict=True) for n in pair]:
+        host = fabric.hosts[number]
+        names = ["--node", f"h{number}", "--address", host.address, "--run", str(scratch / f"agent{number}")]
+        reach = ["--controller", f"{fabric.management}:29400", "--token-file", str(token)]
+        fabric.start(host.namespace, [*keepstep, "agent", *reach, *names], **quiet)
+        time.sleep(0.2)
+    controller.wait(timeout=420)
+    times = []
+    for line in (scratch / "run" / "journal.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        if record.get("record") == "StepProgress":
+            times.append((record["step"], record["wall"]))
+    (first, begin), (last, end) = times[len(times) // 3], times[-1]
+    return (end - begin) / (last - first)
+
+
+def main() -> int:
+    """Runs everything; 1 if a target was missed."""
+    parser = options(__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--steps", type=int, default=0, help="train the GPT example for so many steps, both ways")
+    chosen = parser.parse_args()
+    why = why_no_fabric()
+    if why:
+        sys.exit(f"not run: {why}")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    results: list[Result] = []
+    ratios = [HOST_MBIT] if chosen.quick else [HOST_MBIT, HOST_MBIT // 2]
+    for uplink_mbit in ratios:
+        with built(uplink_mbit) as fabric:
+            members = Members(fabric)
+            for groups in (4,) if chosen.quick else (4, 8):
+                trials = 3 if chosen.quick else 10
+                results += compare(fabric, members, groups=groups, uplink_mbit=uplink_mbit, trials=trials)
+            if uplink_mbit == HOST_MBIT:
+                results += lose_spine(fabric, members)
+    if chosen.steps:
+        took = {stage: [training_step(stage, chosen.steps) for _ in range(2)] for stage in ("off", "act")}
+        results.append(judge("GPT example, step without a plan (measured)", took["off"], unit="s"))
+        results.append(judge("GPT example, step on planned paths (measured)", took["act"], unit="s"))
+    report("paths", results, chosen.format)
+    return 0 if all(result.met for result in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
