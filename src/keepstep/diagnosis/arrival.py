@@ -99,15 +99,17 @@ def _missing(starts: Sequence[Arrival], world: int, *, now: float) -> Iterator[F
     missing = {one.rank for one in late}
     whole = {node for node, ranks in on_node.items() if len(ranks) > 1 and missing.issuperset(ranks)}
     for node in sorted(whole):
-        yield _never(Suspect(node=node), f"none of ranks {on_node[node]} on {node} has joined", starts, took=max(took))
+        yield _never(
+            Suspect(node=node), f"none of ranks {on_node[node]} on {node} has joined", starts=starts, took=max(took)
+        )
     for one in late:
         if one.node not in whole:
             yield _never(
-                Suspect(rank=one.rank), f"rank {one.rank} on {one.node} has not joined", starts, took=max(took)
+                Suspect(rank=one.rank), f"rank {one.rank} on {one.node} has not joined", starts=starts, took=max(took)
             )
 
 
-def _never(suspect: Suspect, who: str, starts: Sequence[Arrival], *, took: float) -> Finding:
+def _never(suspect: Suspect, who: str, *, starts: Sequence[Arrival], took: float) -> Finding:
     there = tuple(one.rank for one in starts if one.arrived is not None)
     return Finding(
         kind="startup_never_arrived",

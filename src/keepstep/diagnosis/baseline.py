@@ -44,7 +44,7 @@ def difference(baseline: Baseline, now: Fingerprint) -> str:
     return ", ".join(parts)
 
 
-def against_baseline(watch: Watch, step: int, roles: Numbers, *, differs: str) -> Iterator[tuple[str, Finding]]:
+def against_baseline(watch: Watch, step: int, *, roles: Numbers, differs: str) -> Iterator[tuple[str, Finding]]:
     """(key, finding) where the last steps are slower than an earlier run of the job in the same environment.
 
     One finding for each rank whose own time is longer than that of its role then, if they are few; otherwise the whole
@@ -55,11 +55,11 @@ def against_baseline(watch: Watch, step: int, roles: Numbers, *, differs: str) -
     steps = np.arange(step - _STEPS + 1, step + 1)
     if baseline is None or differs or steps[0] < 0 or not (history.judged[steps % COLUMNS] == steps).all():
         return
-    lasted = float(np.median(history.of("duration_us", step, _STEPS)))
+    lasted = float(np.median(history.of("duration_us", step, count=_STEPS)))
     if lasted < _SLOWER * baseline.duration_us:
         return
     normal = np.array(baseline.own_us)[np.minimum(roles, len(baseline.own_us) - 1)]
-    own = np.median(history.of("own_us", step, _STEPS), axis=1)
+    own = np.median(history.of("own_us", step, count=_STEPS), axis=1)
     slow = np.flatnonzero(own - normal > _COMPARABLE * baseline.duration_us)
     words = (
         f"a step takes {lasted / 1e3:.0f} ms, and took {baseline.duration_us / 1e3:.0f} ms in an earlier run of "

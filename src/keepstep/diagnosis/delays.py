@@ -40,16 +40,16 @@ def link_verdicts(watch: Watch, step: int) -> Iterator[Verdict]:
     normal = _usual(watch, step)
     if normal is None:
         return
-    each = np.median(watch.history.of("duration_us", step, STEPS), axis=0)
+    each = np.median(watch.history.of("duration_us", step, count=STEPS), axis=0)
     if each.max() > _OUTLIER * np.median(each):
         return  # a single step that stood still is in the mean of its window
     lasted = max(float(np.median(each)), 1.0)
-    excess, margin = _excess(watch, step, normal, lasted=lasted)
-    yield from _verdicts(watch, excess, step, lasted=lasted, margin=margin)
+    excess, margin = _excess(watch, step, normal=normal, lasted=lasted)
+    yield from _verdicts(watch, excess, step=step, lasted=lasted, margin=margin)
 
 
 def _excess(
-    watch: Watch, step: int, normal: tuple[Numbers, Numbers, Numbers, Numbers], *, lasted: float
+    watch: Watch, step: int, *, normal: tuple[Numbers, Numbers, Numbers, Numbers], lasted: float
 ) -> tuple[Numbers, float]:
     """(how much longer than usual each cell takes at both its ends, us a step, 0 where it is not slow; margin)."""
     pairs = watch.pairs
@@ -75,7 +75,7 @@ def _excess(
     return excess, float((middle / limits)[slow].max()) if slow.any() else 0.0
 
 
-def hold_cells(watch: Watch, finding: Finding, step: int) -> None:
+def hold_cells(watch: Watch, finding: Finding, *, step: int) -> None:
     """What is usual at the cells of an open finding is not measured anew until the fault has left the memory."""
     ranks, peers = watch.pairs.ranks, watch.pairs.peers
     for suspect in (one for group in finding.suspects for one in group):
@@ -142,7 +142,7 @@ def _cell_of(keys: Numbers, key: int) -> list[int]:
     return [at] if at < len(keys) and int(keys[at]) == key else []
 
 
-def _verdicts(watch: Watch, excess: Numbers, step: int, *, lasted: float, margin: float) -> Iterator[Verdict]:
+def _verdicts(watch: Watch, excess: Numbers, *, step: int, lasted: float, margin: float) -> Iterator[Verdict]:
     if not excess.any():
         return
     pairs = watch.pairs

@@ -17,7 +17,7 @@ _SHARE = 0.15
 _OFTEN = 0.8
 
 
-def imbalance_verdicts(watch: Watch, step: int, roles: Numbers, *, quiet: bool) -> Iterator[Verdict]:
+def imbalance_verdicts(watch: Watch, step: int, *, roles: Numbers, quiet: bool) -> Iterator[Verdict]:
     """A verdict where the slowest rank of each step costs the others much of it and it is not always the same one.
 
     Nothing unless it is otherwise `quiet`: a fault explains uneven times by itself.
@@ -26,8 +26,8 @@ def imbalance_verdicts(watch: Watch, step: int, roles: Numbers, *, quiet: bool) 
     steps = np.arange(step - _STEPS + 1, step + 1)
     if not quiet or steps[0] <= watch.alarmed or not (history.judged[steps % COLUMNS] == steps).all():
         return
-    own = history.of("own_us", step, _STEPS)
-    lasted = np.median(history.of("duration_us", step, _STEPS), axis=0)
+    own = history.of("own_us", step, count=_STEPS)
+    lasted = np.median(history.of("duration_us", step, count=_STEPS), axis=0)
     lost = own.max(axis=0) - np.median(own, axis=0)
     share = float(np.mean(lost / np.maximum(lasted, 1.0)))
     open_already = "imbalance" in watch.findings

@@ -59,7 +59,7 @@ def observe(state: Watch, reports: Sequence[WatchReport], *, now: float) -> tupl
     Raises RecordError where a table in a report is torn.
     """
     changes: list[LiveFinding] = []
-    if take_reports(state, reports, now):
+    if take_reports(state, reports, now=now):
         changes += end_all(state, "the membership changed")
     fresh = _complete_steps(state, now)
     alarms: list[Verdict] = list(silence_verdicts(state, now))
@@ -67,21 +67,21 @@ def observe(state: Watch, reports: Sequence[WatchReport], *, now: float) -> tupl
         step = state.history.done
         roles = _roles(state)
         for number in fresh:
-            judge_step(state, number, roles)
-            note_spells(state, number, set(state.anchors))
-        steady = [*slow_verdicts(state, step, roles), *data_verdicts(state, step), *link_verdicts(state, step)]
+            judge_step(state, number, roles=roles)
+            note_spells(state, number, named=set(state.anchors))
+        steady = [*slow_verdicts(state, step, roles=roles), *data_verdicts(state, step), *link_verdicts(state, step)]
         if not steady:
-            past = against_baseline(state, step, roles, differs=_differs(state))
+            past = against_baseline(state, step, roles=roles, differs=_differs(state))
             steady += [Verdict(key=key, finding=finding, since=step) for key, finding in past]
-        steady += imbalance_verdicts(state, step, roles, quiet=not steady)
+        steady += imbalance_verdicts(state, step, roles=roles, quiet=not steady)
         for verdict in steady:
             if verdict.finding.kind != "imbalance":
                 state.alarmed = step
             if verdict.finding.kind == "communication_slow":
-                hold_cells(state, verdict.finding, step)
-        changes += settle(state, steady, now, step=step)
+                hold_cells(state, verdict.finding, step=step)
+        changes += settle(state, steady, now=now, step=step)
     alarms += _standing_still(state, now)
-    changes += settle(state, alarms, now, step=None)
+    changes += settle(state, alarms, now=now, step=None)
     return state, tuple(changes)
 
 

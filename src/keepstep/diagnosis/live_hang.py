@@ -39,7 +39,7 @@ def patience_s(watch: Watch) -> float:
         return _UNKNOWN_S
     count = min(history.done + 1, 64)
     told = history.stamp[:, history.columns(history.done, count)] >= 0
-    spent = np.where(told, history.of("duration_us", history.done, count), np.inf).min(axis=0)
+    spent = np.where(told, history.of("duration_us", history.done, count=count), np.inf).min(axis=0)
     spent = spent[np.isfinite(spent)]
     if not len(spent):
         return _UNKNOWN_S
@@ -61,25 +61,25 @@ def hang_verdicts(watch: Watch, now: float) -> Iterator[Verdict]:
     since = watch.history.done + 1
     halted = [rank for rank in stopped if rank in known]
     if halted and found:
-        yield from _halted(watch, halted, found, now)
+        yield from _halted(watch, halted, found=found, now=now)
     for number, finding in enumerate(found):
         if set(halted) & {*_suspected(watch, finding), *finding.victims}:
             continue  # they wait for a process that is stopped: that is said
         if finding.kind == "noncommunication_hang":
-            yield from _origins(watch, finding, now, limit=limit)
+            yield from _origins(watch, finding, now=now, limit=limit)
         elif finding.kind == "communication_hang":
-            yield from _links(watch, finding, now, limit=limit)
+            yield from _links(watch, finding, now=now, limit=limit)
         elif finding.kind == "undetermined":
             if stalled > 3 * limit:
                 yield Verdict(key="hang:undetermined", finding=finding, since=since)
         elif finding.kind == "collective_mismatch":
-            finding = odd_one(watch, finding, known)
+            finding = odd_one(watch, finding, known=known)
             yield Verdict(key=f"{finding.kind}:{finding.group or number}", finding=finding, since=since)
         elif finding.kind != "reporter_silent" or not watch.seen.keys() & set(_suspected(watch, finding)):
             yield Verdict(key=f"{finding.kind}:{finding.group or number}", finding=finding, since=since)
 
 
-def _halted(watch: Watch, halted: list[int], found: Sequence[Finding], now: float) -> Iterator[Verdict]:
+def _halted(watch: Watch, halted: list[int], *, found: Sequence[Finding], now: float) -> Iterator[Verdict]:
     """Processes in a state that moves nothing, wherever they were stopped: before a collective, or in the middle."""
     waiting = {rank for finding in found for rank in (*_suspected(watch, finding), *finding.victims)}
     for rank in halted:
@@ -96,17 +96,17 @@ def _halted(watch: Watch, halted: list[int], found: Sequence[Finding], now: floa
         yield Verdict(key=f"hang:{rank}", since=watch.history.done + 1, hard=hard, finding=finding)
 
 
-def _origins(watch: Watch, finding: Finding, now: float, *, limit: float) -> Iterator[Verdict]:
+def _origins(watch: Watch, finding: Finding, *, now: float, limit: float) -> Iterator[Verdict]:
     """One verdict for an origin: what it does decides whether it is hung."""
     ranks = _suspected(watch, finding)
     states = {rank: watch.seen[rank] for rank in ranks if rank in watch.seen}
     if not states:
         return
     key = "hang:" + ",".join(map(str, ranks[:8]))
-    calm = [rank for rank, seen in states.items() if _excuse(watch, seen, now, limit=limit)]
+    calm = [rank for rank, seen in states.items() if _excuse(watch, seen, now=now, limit=limit)]
     if calm:
         rank = calm[0]
-        excuse = _excuse(watch, states[rank], now, limit=limit)
+        excuse = _excuse(watch, states[rank], now=now, limit=limit)
         busy = Finding(
             kind="imbalance",
             layer="storage" if "saves" in excuse else "application",
@@ -139,7 +139,7 @@ def _suspected(watch: Watch, finding: Finding) -> list[int]:
     return sorted({one.rank for one in suspects if one.rank is not None} | there)
 
 
-def _excuse(watch: Watch, seen: Seen, now: float, *, limit: float) -> str:
+def _excuse(watch: Watch, seen: Seen, *, now: float, limit: float) -> str:
     """What a rank that is waited for does instead, if that is no fault (yet); "" if it has no excuse."""
     progress = seen.progress
     if progress is None or progress.host.state in _STOPPED or progress.span == SpanKind.DATA:
@@ -179,7 +179,7 @@ def _cause(states: dict[int, Seen], now: float, *, limit: float) -> tuple[Layer,
     return "application", why, flat and still
 
 
-def _links(watch: Watch, finding: Finding, now: float, *, limit: float) -> Iterator[Verdict]:
+def _links(watch: Watch, finding: Finding, *, now: float, limit: float) -> Iterator[Verdict]:
     """A call that all have entered and nobody finishes: the links that pass no bytes, where they can be seen."""
     stuck, moving = slow_pairs(watch)
     if moving:

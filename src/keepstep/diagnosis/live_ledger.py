@@ -23,38 +23,38 @@ def of_steps(key: str) -> bool:
     return key.startswith(_OF_STEPS)
 
 
-def settle(watch: Watch, verdicts: Iterable[Verdict], now: float, *, step: int | None) -> Iterator[LiveFinding]:
+def settle(watch: Watch, verdicts: Iterable[Verdict], *, now: float, step: int | None) -> Iterator[LiveFinding]:
     """Compare `verdicts` with what is open. With `step`, those judged by steps; without, those judged by time."""
     said = {verdict.key: verdict for verdict in verdicts}
     for key, verdict in said.items():
         if step is not None:
             watch.clear[key] = step
-            yield from _say(watch, verdict, now, step)
+            yield from _say(watch, verdict, now=now, step=step)
         elif verdict.hard or now - watch.pending.setdefault(key, now) >= _CONFIRM_S:
-            yield from _say(watch, verdict, now, watch.history.done)
+            yield from _say(watch, verdict, now=now, step=watch.history.done)
     if step is None:
         watch.pending = {key: since for key, since in watch.pending.items() if key in said}
     for key in [key for key in watch.findings if of_steps(key) == (step is not None) and key not in said]:
         if step is None and not key.startswith("silent:"):
             if watch.stepped > watch.findings[key].finding.wall:  # it stood still, and now it moves
-                yield _end(watch, key, step)
+                yield _end(watch, key, step=step)
         elif step is None or step - watch.clear.setdefault(key, step) >= STEPS:
-            yield _end(watch, key, step)
+            yield _end(watch, key, step=step)
 
 
 def end_all(watch: Watch, why: str) -> Iterator[LiveFinding]:
     """End everything that is open, because of `why`."""
     watch.pending.clear()
     for key in list(watch.findings):
-        yield _end(watch, key, None, why)
+        yield _end(watch, key, step=None, why=why)
 
 
-def _say(watch: Watch, verdict: Verdict, now: float, step: int) -> Iterator[LiveFinding]:
+def _say(watch: Watch, verdict: Verdict, *, now: float, step: int) -> Iterator[LiveFinding]:
     before = watch.findings.get(verdict.key)
-    finding = _identified(watch, verdict.finding, now, step)
+    finding = _identified(watch, verdict.finding, now=now, step=step)
     if before is None:
         said = LiveFinding(key=verdict.key, status="new", finding=finding, began_step=verdict.since, hard=verdict.hard)
-        _anchor(watch, verdict, step)
+        _anchor(watch, verdict, step=step)
     elif before.hard != verdict.hard or _more(before.finding, finding):
         said = msgspec.structs.replace(before, status="updated", finding=finding, hard=verdict.hard)
     else:
@@ -63,7 +63,7 @@ def _say(watch: Watch, verdict: Verdict, now: float, step: int) -> Iterator[Live
     yield said
 
 
-def _identified(watch: Watch, finding: Finding, now: float, step: int) -> Finding:
+def _identified(watch: Watch, finding: Finding, *, now: float, step: int) -> Finding:
     return msgspec.structs.replace(
         finding, job=watch.plan.job, generation=max(watch.generation, 0), step=max(step, 0), wall=now
     )
@@ -77,7 +77,7 @@ def _more(before: Finding, after: Finding) -> bool:
     return after.confidence - before.confidence >= _SURER or dearer
 
 
-def _anchor(watch: Watch, verdict: Verdict, step: int) -> None:
+def _anchor(watch: Watch, verdict: Verdict, *, step: int) -> None:
     """A fault that lasts must not become usual: keep what was usual before it."""
     kind, _, rank = verdict.key.partition(":")
     if not rank.isdigit():
@@ -94,7 +94,7 @@ def _anchor(watch: Watch, verdict: Verdict, step: int) -> None:
         watch.data_anchors[number] = float(waits[number])
 
 
-def _end(watch: Watch, key: str, step: int | None, why: str = "") -> LiveFinding:
+def _end(watch: Watch, key: str, *, step: int | None, why: str = "") -> LiveFinding:
     before = watch.findings.pop(key)
     watch.clear.pop(key, None)
     kind, _, rank = key.partition(":")

@@ -20,7 +20,7 @@ _STALE_S = 2.5
 _STUCK_US = 300_000
 
 
-def hear(seen: Seen, progress: MemberProgress, now: float) -> None:
+def hear(seen: Seen, progress: MemberProgress, *, now: float) -> None:
     """Note one member's progress, and since when it has used no CPU, kept its stacks and moved nothing."""
     host, before = progress.host, seen.progress
     if before is not None and before.generation == progress.generation:
@@ -67,26 +67,26 @@ def group_progress(watch: Watch, known: Mapping[int, MemberProgress]) -> list[Gr
         told = watch.seen[rank].told
         for mark in progress.groups:
             if mark.lane == 0:
-                positions.setdefault((mark.hash, mark.size), []).append(_position(rank, mark, told))
+                positions.setdefault((mark.hash, mark.size), []).append(_position(rank, mark, told=told))
     names = {entry.hash: entry.name for profile in watch.profiles.values() for entry in profile.groups}
     return [
         GroupProgress(
             group=names.get(key, f"{key:08x}"),
-            ranks=_members(watch, key, size, (position.rank for position in found)),
+            ranks=_members(watch, key, size=size, heard=(position.rank for position in found)),
             positions=tuple(found),
         )
         for (key, size), found in positions.items()
     ]
 
 
-def _members(watch: Watch, key: int, size: int, heard: Iterable[int]) -> tuple[int, ...]:
+def _members(watch: Watch, key: int, *, size: int, heard: Iterable[int]) -> tuple[int, ...]:
     """The ranks of a group: all that ever spoke of it, which is everybody where the world has its size."""
     if size == watch.plan.world:
         return tuple(range(size))
     return tuple(sorted({*heard, *watch.groups.get((key, 0), {}).values()}))
 
 
-def _position(rank: int, mark: GroupMark, told: float) -> Position:
+def _position(rank: int, mark: GroupMark, *, told: float) -> Position:
     signature = {}
     if mark.op:
         name = operation_name(mark.op)
@@ -134,7 +134,7 @@ def slow_pairs(watch: Watch) -> tuple[list[tuple[int, int]], bool]:
     return sorted(stuck), moving
 
 
-def odd_one(watch: Watch, finding: Finding, known: Mapping[int, MemberProgress]) -> Finding:
+def odd_one(watch: Watch, finding: Finding, *, known: Mapping[int, MemberProgress]) -> Finding:
     """A mismatch in which the members' own past decides: those who never before called what they call now.
 
     Unchanged where that is everybody, nobody, or not known.

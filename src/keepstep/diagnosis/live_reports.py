@@ -14,7 +14,7 @@ from keepstep.records.summary_rows import GROUP_ROW, unpacked
 __all__ = ["take_reports"]
 
 
-def take_reports(watch: Watch, reports: Sequence[WatchReport], now: float) -> bool:
+def take_reports(watch: Watch, reports: Sequence[WatchReport], *, now: float) -> bool:
     """Take in what was said by `now`; whether a new membership began with it. Raises RecordError for torn tables."""
     told = [window.generation for report in reports for window in report.windows]
     told += [progress.generation for report in reports for progress in report.progress]
@@ -22,7 +22,7 @@ def take_reports(watch: Watch, reports: Sequence[WatchReport], now: float) -> bo
     renewed = newest > watch.generation
     began = watch.generation >= 0 and renewed
     if renewed:
-        _renew(watch, newest, now)
+        _renew(watch, newest, now=now)
     windows: list[MemberSummary] = []
     for report in reports:
         watch.nodes[report.node] = now
@@ -31,20 +31,20 @@ def take_reports(watch: Watch, reports: Sequence[WatchReport], now: float) -> bo
                 watch.profiles[profile.rank] = profile
         mine = [window for window in report.windows if window.generation == watch.generation]
         for window in mine:
-            _heard(watch, window.rank, report, now)
+            _heard(watch, window.rank, report=report, now=now)
         if mine:
-            _advance(watch, mine, report, now)
+            _advance(watch, mine, report=report, now=now)
         windows += mine
         for progress in report.progress:
-            if progress.generation == watch.generation and _heard(watch, progress.rank, report, now):
-                hear(watch.seen[progress.rank], progress, now)
+            if progress.generation == watch.generation and _heard(watch, progress.rank, report=report, now=now):
+                hear(watch.seen[progress.rank], progress, now=now)
     watch.history.take(windows)
     watch.pairs.take(windows, watch.plan.world)
     _learn_groups(watch, windows)
     return began
 
 
-def _renew(watch: Watch, generation: int, now: float) -> None:
+def _renew(watch: Watch, generation: int, *, now: float) -> None:
     watch.renewed = watch.generation >= 0
     watch.generation = generation
     watch.history.forget()
@@ -62,7 +62,7 @@ def _renew(watch: Watch, generation: int, now: float) -> None:
         seen.progress, seen.heard, seen.busy_at, seen.stack = None, now, 0.0, 0
 
 
-def _heard(watch: Watch, rank: int, report: WatchReport, now: float) -> bool:
+def _heard(watch: Watch, rank: int, *, report: WatchReport, now: float) -> bool:
     """Note that a rank spoke; False for one that is not in the world."""
     if not 0 <= rank < watch.plan.world:
         return False
@@ -73,7 +73,7 @@ def _heard(watch: Watch, rank: int, report: WatchReport, now: float) -> bool:
     return True
 
 
-def _advance(watch: Watch, windows: Sequence[MemberSummary], report: WatchReport, now: float) -> None:
+def _advance(watch: Watch, windows: Sequence[MemberSummary], *, report: WatchReport, now: float) -> None:
     """When a step last ended, by the node's own clock against its own report: clocks of nodes need not agree."""
     age = max(0.0, min((report.mono_ns - window.ended_ns) / 1e9 for window in windows)) if report.mono_ns else 0.0
     watch.stepped = max(watch.stepped, now - age)

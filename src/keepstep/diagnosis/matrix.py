@@ -43,8 +43,8 @@ def explain(cells: Cells, nodes: Mapping[int, str]) -> Iterator[tuple[tuple[Susp
     for rank in set(cells.sources[marked].tolist()) | set(cells.destinations[marked].tolist()):
         leaving.setdefault(rank, set())
         entering.setdefault(rank, set())
-    yield from _nodes(cells, slow, nodes)
-    yield from _whole_ranks(slow, leaving, entering)
+    yield from _nodes(cells, slow, nodes=nodes)
+    yield from _whole_ranks(slow, leaving, entering=entering)
     yield from _sides(slow, leaving, source=True)
     yield from _sides(slow, entering, source=False)
     for cell in sorted(slow):
@@ -65,7 +65,9 @@ def _by(ends: Numbers, wanted: Numbers) -> dict[int, set[int]]:
     return found
 
 
-def _nodes(cells: Cells, slow: set[int], nodes: Mapping[int, str]) -> Iterator[tuple[tuple[Suspect, ...], list[int]]]:
+def _nodes(
+    cells: Cells, slow: set[int], *, nodes: Mapping[int, str]
+) -> Iterator[tuple[tuple[Suspect, ...], list[int]]]:
     """Nodes all of whose links to other nodes, in one direction at least, are slow. Takes their cells out of `slow`."""
     if len(slow) < 2 or len(set(nodes.values())) < 2:
         return
@@ -93,7 +95,7 @@ def _nodes(cells: Cells, slow: set[int], nodes: Mapping[int, str]) -> Iterator[t
 
 
 def _whole_ranks(
-    slow: set[int], leaving: Mapping[int, set[int]], entering: Mapping[int, set[int]]
+    slow: set[int], leaving: Mapping[int, set[int]], *, entering: Mapping[int, set[int]]
 ) -> Iterator[tuple[tuple[Suspect, ...], list[int]]]:
     """Ranks that both send and receive slowly on all their cells (two of each at least)."""
     for rank in sorted(leaving):

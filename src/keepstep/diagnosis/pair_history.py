@@ -80,7 +80,7 @@ class PairHistory:
 
     def _spread(self, cells: Numbers, sums: dict[str, Numbers], *, firsts: Numbers, lasts: Numbers) -> None:
         """Share the sums of each cell out over the steps of its window."""
-        steps, source = expanded(lasts, np.ones(len(cells), np.int64), firsts)
+        steps, source = expanded(lasts, np.ones(len(cells), np.int64), firsts=firsts)
         where = (cells[source], steps % PAIR_COLUMNS)
         self.stamp[where] = steps
         per_step = 1.0 / np.maximum(lasts - firsts + 1, 1)

@@ -36,13 +36,13 @@ def silence_verdicts(watch: Watch, now: float) -> Iterator[Verdict]:
     for node in sorted(nodes):
         ranks = sorted(rank for rank in silent if watch.seen[rank].node == node)
         if ranks:
-            yield _verdict(f"silent:{node}", Suspect(node=node), ranks, heard=now - watch.nodes[node])
+            yield _verdict(f"silent:{node}", Suspect(node=node), ranks=ranks, heard=now - watch.nodes[node])
     for rank in sorted(silent):
         if watch.seen[rank].node not in nodes:
-            yield _verdict(f"silent:{rank}", Suspect(rank=rank), [rank], heard=now - watch.seen[rank].heard)
+            yield _verdict(f"silent:{rank}", Suspect(rank=rank), ranks=[rank], heard=now - watch.seen[rank].heard)
 
 
-def _verdict(key: str, suspect: Suspect, ranks: list[int], *, heard: float) -> Verdict:
+def _verdict(key: str, suspect: Suspect, *, ranks: list[int], heard: float) -> Verdict:
     who = f"node {suspect.node}, with ranks {ranks[:8]}" if suspect.node is not None else f"rank {suspect.rank}"
     finding = Finding(
         kind="reporter_silent",

@@ -25,7 +25,7 @@ _BY_CHANCE = 0.75
 _SCATTER = 6.0
 
 
-def slow_verdicts(watch: Watch, step: int, roles: Numbers) -> Iterator[Verdict]:
+def slow_verdicts(watch: Watch, step: int, *, roles: Numbers) -> Iterator[Verdict]:
     """One verdict for each rank (or node) whose own time is too long at `step`, or one that it is the layout's way."""
     slow = [one for one in slow_ranks(watch, step) if one.excess_us > cpu_noise(watch, step)[one.rank]]
     if not slow:
@@ -34,15 +34,17 @@ def slow_verdicts(watch: Watch, step: int, roles: Numbers) -> Iterator[Verdict]:
     if len(unknown) > 1 and explained_by_place(
         (one.rank for one in unknown), families_of(watch.profiles, watch.plan.world)
     ):
-        yield _by_layout(watch, unknown, step)
+        yield _by_layout(watch, unknown, step=step)
         slow = [one for one in slow if one.known]
     waiting = _waits_for_cpu(watch, step)
     computing = _uses_cpu(watch, step)
     for one in slow:
-        yield _of_rank(watch, one, step, starved=float(waiting[one.rank]), busy=float(computing[one.rank]), roles=roles)
+        yield _of_rank(
+            watch, one, step=step, starved=float(waiting[one.rank]), busy=float(computing[one.rank]), roles=roles
+        )
 
 
-def _of_rank(watch: Watch, one: Excess, step: int, *, starved: float, busy: float, roles: Numbers) -> Verdict:
+def _of_rank(watch: Watch, one: Excess, *, step: int, starved: float, busy: float, roles: Numbers) -> Verdict:
     peers = int(np.count_nonzero(roles == roles[one.rank])) - 1
     factor = float(np.exp(one.ratio))
     usual_words = "its own usual time and that of" if one.known else "the time of"
@@ -118,11 +120,11 @@ def _has_accelerator(watch: Watch, rank: int) -> bool:
     return any(word in words for word in _ACCELERATORS)
 
 
-def _extra(watch: Watch, metric: str, step: int) -> Numbers:
+def _extra(watch: Watch, metric: str, *, step: int) -> Numbers:
     """For each rank, how much more of a metric (us a step) the last steps took than its past ones."""
     history = watch.history
-    recent = np.median(history.of(metric, step, STEPS), axis=1)
-    middle, _, count = past_of(watch, metric, step)
+    recent = np.median(history.of(metric, step, count=STEPS), axis=1)
+    middle, _, count = past_of(watch, metric, step=step)
     if not count:
         return recent - float(np.median(recent))
     return recent - middle
@@ -131,21 +133,21 @@ def _extra(watch: Watch, metric: str, step: int) -> Numbers:
 def cpu_noise(watch: Watch, step: int) -> Numbers:
     """What each rank's turns for a CPU may do to a step, in us: on a host that is short of CPUs a rank that is late by
     less than it waits for one is late by chance."""
-    noise: Numbers = _BY_CHANCE * np.median(watch.history.of("delay_us", step, STEPS), axis=1)
+    noise: Numbers = _BY_CHANCE * np.median(watch.history.of("delay_us", step, count=STEPS), axis=1)
     return noise
 
 
 def _waits_for_cpu(watch: Watch, step: int) -> Numbers:
-    extra = _extra(watch, "delay_us", step)
+    extra = _extra(watch, "delay_us", step=step)
     return extra - max(float(np.median(extra)), 0.0)
 
 
 def _uses_cpu(watch: Watch, step: int) -> Numbers:
-    extra = _extra(watch, "cpu_us", step)
+    extra = _extra(watch, "cpu_us", step=step)
     return extra - max(float(np.median(extra)), 0.0)
 
 
-def _by_layout(watch: Watch, slow: list[Excess], step: int) -> Verdict:
+def _by_layout(watch: Watch, slow: list[Excess], *, step: int) -> Verdict:
     ranks = sorted(one.rank for one in slow)
     longest = max(slow, key=lambda one: one.excess_us)
     finding = Finding(
@@ -170,13 +172,13 @@ def data_verdicts(watch: Watch, step: int) -> Iterator[Verdict]:
     judged = history.judged[columns] == np.arange(max(0, step - STEPS + 1), step + 1)
     if len(columns) < STEPS or not judged.all():
         return
-    lasted = float(np.median(history.of("duration_us", step, STEPS)))
-    stalled = _all_stalled(watch, step, lasted)
+    lasted = float(np.median(history.of("duration_us", step, count=STEPS)))
+    stalled = _all_stalled(watch, step, lasted=lasted)
     if stalled is not None:
         yield stalled
         return
     recent = history.extra_data[:, columns]
-    middle, scatter, count = past_of(watch, "extra_data", step)
+    middle, scatter, count = past_of(watch, "extra_data", step=step)
     for rank, anchor in watch.data_anchors.items():
         middle[rank] = anchor
     known = count >= STEPS
@@ -195,7 +197,7 @@ def data_verdicts(watch: Watch, step: int) -> Iterator[Verdict]:
     if not known and explained_by_place(late, families_of(watch.profiles, watch.plan.world)):
         return
     for rank in late:
-        yield _late_loader(watch, rank, step, extra_us=float(extra[rank]), margin=float(extra[rank] / limit[rank]))
+        yield _late_loader(watch, rank, step=step, extra_us=float(extra[rank]), margin=float(extra[rank] / limit[rank]))
 
 
 def _long_late(watch: Watch, step: int, *, middle: Numbers, limit: Numbers) -> Numbers:
@@ -208,7 +210,7 @@ def _long_late(watch: Watch, step: int, *, middle: Numbers, limit: Numbers) -> N
     return lasting
 
 
-def _late_loader(watch: Watch, rank: int, step: int, *, extra_us: float, margin: float) -> Verdict:
+def _late_loader(watch: Watch, rank: int, *, step: int, extra_us: float, margin: float) -> Verdict:
     finding = Finding(
         kind="compute_slow",
         layer="dataloader",
@@ -226,14 +228,14 @@ def _late_loader(watch: Watch, rank: int, step: int, *, extra_us: float, margin:
     return Verdict(key=f"data:{rank}", finding=finding, since=step - STEPS + 1)
 
 
-def _all_stalled(watch: Watch, step: int, lasted: float) -> Verdict | None:
+def _all_stalled(watch: Watch, step: int, *, lasted: float) -> Verdict | None:
     """Whether nearly every rank waits for data more than usual: the source is slow, no rank is."""
     history = watch.history
-    middle, _, count = past_of(watch, "data_us", step)
+    middle, _, count = past_of(watch, "data_us", step=step)
     if count < STEPS:
         return None
-    usual_step = max(float(np.median(past_of(watch, "duration_us", step)[0])), 1.0)
-    extra = np.median(history.of("data_us", step, 3), axis=1) - middle
+    usual_step = max(float(np.median(past_of(watch, "duration_us", step=step)[0])), 1.0)
+    extra = np.median(history.of("data_us", step, count=3), axis=1) - middle
     share = float(np.mean(extra > _STALL_SHARE * usual_step))
     if share < 0.75:
         return None

@@ -78,7 +78,7 @@ class Excess:
     steps: int
 
 
-def judge_step(watch: Watch, step: int, roles: Numbers) -> None:
+def judge_step(watch: Watch, step: int, *, roles: Numbers) -> None:
     """Fill in, for one step that all ranks have told, how each compares with its role, and the spells of slowness."""
     history = watch.history
     column = step % COLUMNS
@@ -109,7 +109,7 @@ def usual(values: Numbers, judged: Numbers, *, last: int, newest: int) -> tuple[
     return middle, np.maximum(scatter, 0.5 * float(np.median(scatter))), len(steps)
 
 
-def past_of(watch: Watch, name: str, step: int) -> tuple[Numbers, Numbers, int]:
+def past_of(watch: Watch, name: str, *, step: int) -> tuple[Numbers, Numbers, int]:
     """`usual` of one of the history's tables behind the last `STEPS` steps; measured anew every few steps.
 
     `name` is `ratio`, `excess`, `extra_data` or a metric. The arrays are the caller's own.
@@ -140,23 +140,23 @@ def slow_ranks(watch: Watch, step: int) -> list[Excess]:
     """
     found: dict[int, Excess] = {}
     for tier in _TIERS:
-        for one in _slower_than_usual(watch, step, tier):
+        for one in _slower_than_usual(watch, step, tier=tier):
             found.setdefault(one.rank, one)
     for one in _slow_from_the_start(watch, step):
         found.setdefault(one.rank, one)
     return [found[rank] for rank in sorted(found)]
 
 
-def _slower_than_usual(watch: Watch, step: int, tier: _Tier) -> Iterator[Excess]:
+def _slower_than_usual(watch: Watch, step: int, *, tier: _Tier) -> Iterator[Excess]:
     """Against their own past, as one tier of the test asks for it."""
     history, count = watch.history, tier.steps
-    if not _judged(history.judged, step, count):
+    if not _judged(history.judged, step, count=count):
         return
-    middle, scatter, past = past_of(watch, "ratio", step)
+    middle, scatter, past = past_of(watch, "ratio", step=step)
     if past < _FEW:
         return
     columns = history.columns(step, count)
-    usual_excess = past_of(watch, "excess", step)[0]
+    usual_excess = past_of(watch, "excess", step=step)[0]
     for rank, anchor in watch.anchors.items():
         middle[rank], scatter[rank], usual_excess[rank] = anchor
     shifts = history.ratio[:, columns] - middle[:, None]
@@ -164,12 +164,12 @@ def _slower_than_usual(watch: Watch, step: int, tier: _Tier) -> Iterator[Excess]
     limit = np.maximum(_LEAST_RATIO, _SCATTER * _MEDIAN_ERROR * np.maximum(scatter, 0.005) / np.sqrt(count))
     excess = np.median(history.excess[:, columns], axis=1)
     shift = np.median(shifts, axis=1)
-    lasted = np.maximum(np.median(history.of("duration_us", step, count), axis=1), 1.0)
+    lasted = np.maximum(np.median(history.of("duration_us", step, count=count), axis=1), 1.0)
     matters = excess - usual_excess > _LEAST_SHARE * lasted
     above = np.count_nonzero(shifts > 0.5 * limit[:, None], axis=1) >= count - tier.misses
     strong = (shift > tier.times * limit) & (shift > tier.ratio)
     for rank in np.flatnonzero(strong & above & matters).tolist():
-        spell = _spell(history.ratio[rank] - middle[rank], history.judged, step, limit=0.5 * float(limit[rank]))
+        spell = _spell(history.ratio[rank] - middle[rank], history.judged, step=step, limit=0.5 * float(limit[rank]))
         if spell >= steps_needed(watch, step, least=count) - tier.misses:
             yield Excess(rank, float(shift[rank]), float(excess[rank]), float(shift[rank] / limit[rank]), True, spell)
 
@@ -196,7 +196,7 @@ def _slow_from_the_start(watch: Watch, step: int) -> list[Excess]:
     scatter = np.maximum(scatter, float(np.median(scatter)))
     limit = np.maximum(_LEVEL_RATIO, _SCATTER * _MEDIAN_ERROR * scatter / np.sqrt(_LEVEL_STEPS))
     always = np.count_nonzero(ratio > 0.5 * limit[:, None], axis=1) >= _ALWAYS * len(steps)
-    lasted = max(float(np.median(history.of("duration_us", step, STEPS))), 1.0)
+    lasted = max(float(np.median(history.of("duration_us", step, count=STEPS))), 1.0)
     extra = np.median(excess, axis=1)
     slow = always & (np.minimum(level, recent) > limit) & (extra > 2 * _LEAST_SHARE * lasted)
     return [
@@ -205,12 +205,12 @@ def _slow_from_the_start(watch: Watch, step: int) -> list[Excess]:
     ]
 
 
-def _judged(judged: Numbers, step: int, count: int) -> bool:
+def _judged(judged: Numbers, step: int, *, count: int) -> bool:
     steps = np.arange(step - count + 1, step + 1)
     return bool(steps[0] >= 0 and (judged[steps % COLUMNS] == steps).all())
 
 
-def _spell(ratio: Numbers, judged: Numbers, step: int, *, limit: float) -> int:
+def _spell(ratio: Numbers, judged: Numbers, *, step: int, limit: float) -> int:
     """For how many steps up to `step` the ratio has been above `limit`; a single step below it is passed over."""
     length = back = 0
     while back < COLUMNS - 1 and step - back >= 0 and back - length < 2:
@@ -223,25 +223,25 @@ def _spell(ratio: Numbers, judged: Numbers, step: int, *, limit: float) -> int:
     return length
 
 
-def note_spells(watch: Watch, step: int, named: set[int]) -> None:
+def note_spells(watch: Watch, step: int, *, named: set[int]) -> None:
     """Remember spells of at least two steps that ended with the step before `step`, of ranks that were not named."""
     history = watch.history
-    if not _judged(history.judged, step, 3):
+    if not _judged(history.judged, step, count=3):
         return
     last, before, earlier = (history.ratio[:, (step - back) % COLUMNS] for back in (0, 1, 2))
-    middle, scatter, count = past_of(watch, "ratio", step)
+    middle, scatter, count = past_of(watch, "ratio", step=step)
     limit = np.maximum(_SPELL, 3 * scatter) + (middle if count >= _FEW else 0)
     ended = np.flatnonzero((last <= limit) & (before > limit) & (earlier > limit)).tolist()
     for rank in ended[:64]:
         if rank not in named:
             length = _run(
-                history.ratio[rank], history.judged, step - 1, limit=float(np.broadcast_to(limit, len(last))[rank])
+                history.ratio[rank], history.judged, step=step - 1, limit=float(np.broadcast_to(limit, len(last))[rank])
             )
             watch.bursts.append(Burst(rank, step - 1, length))
     watch.bursts = [burst for burst in watch.bursts if burst.last > step - _MEMORY][-256:]
 
 
-def _run(ratio: Numbers, judged: Numbers, step: int, *, limit: float) -> int:
+def _run(ratio: Numbers, judged: Numbers, *, step: int, limit: float) -> int:
     length = 0
     while step - length >= 0 and length < COLUMNS:
         column = (step - length) % COLUMNS

@@ -82,12 +82,12 @@ class Summariser:
         steps = cut_steps(slots, header.generation, after=self._last_step, last_end=self._last_end)
         window = progress = None
         if len(steps.numbers):
-            window = self._window(header, slots, steps, host=host, now_ns=now_ns)
+            window = self._window(header, slots, steps=steps, host=host, now_ns=now_ns)
             self._spent(len(msgspec.msgpack.encode(window)), now_ns)
         elif self._spoke_ns is None or now_ns - self._spoke_ns >= _PROGRESS_S * 1e9:
             first = max(0, min(self._cursor, header.head - _LOOK_BACK))
             more = read_slots(ring, first, head=header.head, capacity=header.capacity)
-            progress = progress_of_slots(header, more, host, now_ns=now_ns)
+            progress = progress_of_slots(header, more, host=host, now_ns=now_ns)
             self._spent(len(msgspec.msgpack.encode(progress)), now_ns)
         return Drained(profile, window, progress)
 
@@ -106,10 +106,10 @@ class Summariser:
         return MemberProfile(rank=header.rank, generation=header.generation, groups=entries)
 
     def _window(
-        self, header: RingHeader, slots: Slots, steps: Steps, *, host: HostSample, now_ns: int
+        self, header: RingHeader, slots: Slots, *, steps: Steps, host: HostSample, now_ns: int
     ) -> MemberSummary:
         rows = step_rows(slots, steps)
-        groups, peers = group_rows(slots, steps, self._groups)
+        groups, peers = group_rows(slots, steps, entries=self._groups)
         self._tallies = merged_rows(self._tallies, groups)
         told = now_ns - self._tallied_ns >= _GROUPS_S * 1e9
         window = MemberSummary(

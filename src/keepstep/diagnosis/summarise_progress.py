@@ -18,7 +18,7 @@ _SEND = 10
 _RUNNING = 1
 
 
-def progress_of_slots(header: RingHeader, slots: Slots, host: HostSample, *, now_ns: int) -> MemberProgress:
+def progress_of_slots(header: RingHeader, slots: Slots, *, host: HostSample, now_ns: int) -> MemberProgress:
     """The member's progress at `now_ns`, by what the ring holds since its last whole step."""
     span, began = _innermost(slots.spans)
     moments = [
@@ -38,7 +38,7 @@ def progress_of_slots(header: RingHeader, slots: Slots, host: HostSample, *, now
         idle_us=_age_us(max(moments, default=0), now_ns),
         heartbeat_us=_age_us(beat, now_ns),
         host=host,
-        groups=tuple(_marks(header, slots, now_ns)),
+        groups=tuple(_marks(header, slots, now_ns=now_ns)),
         transfers=tuple(_transfers(slots.operations, now_ns)),
     )
 
@@ -56,7 +56,7 @@ def _innermost(spans: Table) -> tuple[int, int]:
     return 0, int(spans["ended_ns"].max()) if len(spans) else 0
 
 
-def _marks(header: RingHeader, slots: Slots, now_ns: int) -> Iterator[GroupMark]:
+def _marks(header: RingHeader, slots: Slots, *, now_ns: int) -> Iterator[GroupMark]:
     calls = slots.operations[slots.operations["generation"] == header.generation]
     for group in header.groups:
         if group.generation != header.generation or not group.queued:

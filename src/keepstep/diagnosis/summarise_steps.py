@@ -64,19 +64,19 @@ def _by_calls(operations: Table, generation: int, *, after: int) -> tuple[_Numbe
 def step_rows(slots: Slots, steps: Steps) -> Table:
     """One STEP_ROW for each of `steps`, or for each block of neighbours where there are too many of them."""
     calls = slots.operations[slots.operations["finished_ns"] > 0]
-    busy = _covered(calls["started_ns"], calls["finished_ns"], steps)
+    busy = _covered(calls["started_ns"], calls["finished_ns"], steps=steps)
     over = slots.spans[slots.spans["ended_ns"] > 0]
     data = over[over["op"] == SpanKind.DATA]
     quiet = over[(over["op"] == SpanKind.DATA) | (over["op"] == SpanKind.CHECKPOINT)]
     taken = _covered(
         np.concatenate([calls["started_ns"], quiet["began_ns"]]),
         np.concatenate([calls["finished_ns"], quiet["ended_ns"]]),
-        steps,
+        steps=steps,
     )
     lasted = steps.ends - steps.begins
-    inside = _covered(data["began_ns"], data["ended_ns"], steps)
+    inside = _covered(data["began_ns"], data["ended_ns"], steps=steps)
     gap = Steps(steps.numbers, steps.begins - steps.gaps, steps.begins, steps.gaps)
-    ahead = _covered(data["began_ns"], data["ended_ns"], gap)
+    ahead = _covered(data["began_ns"], data["ended_ns"], steps=gap)
     rows = np.zeros(len(steps.numbers), STEP_ROW)
     rows["step"] = steps.numbers
     rows["duration_us"] = lasted / 1e3
@@ -87,7 +87,7 @@ def step_rows(slots: Slots, steps: Steps) -> Table:
     return _thinned(rows)
 
 
-def _covered(begins: _Numbers, ends: _Numbers, steps: Steps) -> _Numbers:
+def _covered(begins: _Numbers, ends: _Numbers, *, steps: Steps) -> _Numbers:
     """For each step, how many of its ns at least one of the stretches `begins` to `ends` covers.
 
     An interval that reaches over several steps counts in each. Steps are disjoint and in order of time.
@@ -100,10 +100,10 @@ def _covered(begins: _Numbers, ends: _Numbers, steps: Steps) -> _Numbers:
     start[1:] = np.maximum(start[1:], stop[:-1])
     held = np.maximum(stop - start, 0)
     total = np.concatenate([[0], np.cumsum(held)])
-    return _before(steps.ends, start, stop, total) - _before(steps.begins, start, stop, total)
+    return _before(steps.ends, start, stop=stop, total=total) - _before(steps.begins, start, stop=stop, total=total)
 
 
-def _before(moment: _Numbers, start: _Numbers, stop: _Numbers, total: _Numbers) -> _Numbers:
+def _before(moment: _Numbers, start: _Numbers, *, stop: _Numbers, total: _Numbers) -> _Numbers:
     """How many ns before each `moment` the disjoint, sorted stretches cover; `total` are their running sums."""
     count = np.searchsorted(start, moment, side="right")
     last = np.maximum(count - 1, 0)

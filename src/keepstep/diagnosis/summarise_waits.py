@@ -25,7 +25,7 @@ _MOST = 65535
 _Numbers: TypeAlias = NDArray[Any]
 
 
-def group_rows(slots: Slots, steps: Steps, entries: Sequence[GroupEntry]) -> tuple[Table, Table]:
+def group_rows(slots: Slots, steps: Steps, *, entries: Sequence[GroupEntry]) -> tuple[Table, Table]:
     """(a GROUP_ROW for each group and lane with a call in `steps`, the peer slots of these calls).
 
     Point-to-point messages are a row of their own, lane 1. Size and place come from `entries`, 0 where they lack it.
@@ -44,13 +44,13 @@ def group_rows(slots: Slots, steps: Steps, entries: Sequence[GroupEntry]) -> tup
     lasted = calls["finished_ns"].astype(np.int64) - calls["started_ns"].astype(np.int64)
     rows["busy_us"] = np.bincount(row_of, np.maximum(lasted, 0) / 1e3, len(keys))
     np.bitwise_or.at(rows["ops"], row_of, (1 << np.minimum(calls["op"], 15)).astype(np.uint16))
-    peers, group = _of_calls(slots.peers, calls["mark"], row_of)
+    peers, group = _of_calls(slots.peers, calls["mark"], row_of=row_of)
     for name, field in _WAITS:
         rows[name] = np.bincount(group, peers[field] / 1e3, len(keys))
     return rows, peers
 
 
-def _of_calls(peers: Table, marks: _Numbers, row_of: _Numbers) -> tuple[Table, _Numbers]:
+def _of_calls(peers: Table, marks: _Numbers, *, row_of: _Numbers) -> tuple[Table, _Numbers]:
     """The peer slots whose call is one of `marks` (in order), and the group row of each."""
     if not len(marks) or not len(peers):
         return peers[:0], np.zeros(0, np.int64)

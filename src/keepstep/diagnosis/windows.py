@@ -64,7 +64,7 @@ class History:
         counts = np.fromiter((len(window.steps) // STEP_ROW.itemsize for window in windows), np.int64, len(windows))
         firsts = np.fromiter((window.first_step for window in windows), np.int64, len(windows))
         lasts = np.fromiter((window.last_step for window in windows), np.int64, len(windows))
-        steps, source = expanded(rows["step"].astype(np.int64), counts, firsts)
+        steps, source = expanded(rows["step"].astype(np.int64), counts, firsts=firsts)
         of_window = np.repeat(np.arange(len(windows)), counts)[source]
         at = (ranks[of_window], steps % COLUMNS)
         self.stamp[at] = steps
@@ -86,7 +86,7 @@ class History:
         known: Numbers = (self.stamp[:, steps % COLUMNS] == steps).all(axis=1)
         return known
 
-    def of(self, metric: str, last: int, count: int) -> Numbers:
+    def of(self, metric: str, last: int, *, count: int) -> Numbers:
         """A metric of all ranks over the `count` steps up to `last`: rank by step."""
         picked: Numbers = self.values[metric][:, self.columns(last, count)]
         return picked
@@ -99,7 +99,7 @@ class History:
         self.done = -1
 
 
-def expanded(steps: Numbers, counts: Numbers, firsts: Numbers) -> tuple[Numbers, Numbers]:
+def expanded(steps: Numbers, counts: Numbers, *, firsts: Numbers) -> tuple[Numbers, Numbers]:
     """(the steps that rows cover, the row of each): a row of block-averaged steps stands for each step of its block.
 
     `counts` are the rows of each window, `firsts` its first step. At most the last `COLUMNS` steps of a row count.

@@ -102,11 +102,11 @@ class JobModel:
         outside, cpu = np.full(world, 0.005 * base), np.full(world, 0.3 * base)
         times = StepTimes(own, data, outside, cpu, np.zeros(world), own, {}, {})
         for one in self.at(step):
-            self._disturb(times, one, step, base)
-        self._wait(times, step, base)
+            self._disturb(times, one, step=step, base=base)
+        self._wait(times, step, base=base)
         return times
 
-    def _disturb(self, times: StepTimes, one: Disturbance, step: int, base: float) -> None:
+    def _disturb(self, times: StepTimes, one: Disturbance, *, step: int, base: float) -> None:
         extra = (one.factor - 1.0) * base
         world, rank = self.layout.world, one.rank
         match one.kind:
@@ -132,7 +132,7 @@ class JobModel:
                 times.own[rank] += one.seconds * _US
                 times.cpu[rank] += one.seconds * _US
 
-    def _wait(self, times: StepTimes, step: int, base: float) -> None:
+    def _wait(self, times: StepTimes, step: int, *, base: float) -> None:
         """Everybody waits for the slowest; what slow links add comes on top."""
         world = self.layout.world
         busy = times.own + times.data + times.outside
@@ -148,12 +148,12 @@ class JobModel:
         for one in self.at(step):
             if one.kind.startswith("throttle"):
                 extra = max(extra, (one.factor - 1.0) * base)
-                self._throttle(times, one, (one.factor - 1.0) * base)
+                self._throttle(times, one, extra=(one.factor - 1.0) * base)
         for kind, near in self._near.items():
             times.receive[kind] += np.where(near >= 0, 0.4 * extra / len(self._near), 0.0)
         times.duration = arrive - times.outside + 0.2 * base + extra
 
-    def _throttle(self, times: StepTimes, one: Disturbance, extra: float) -> None:
+    def _throttle(self, times: StepTimes, one: Disturbance, *, extra: float) -> None:
         for kind, near in self._near.items():
             ranks = np.arange(self.layout.world)[:, None]
             if one.kind == "throttle-link":

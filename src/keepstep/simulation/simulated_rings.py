@@ -58,13 +58,13 @@ class MemberRing:
             int(float(part[rank]) * 1e3) for part in (times.own, times.data, times.duration, times.outside)
         )
         began = self.now_ns + outside
-        self._span(SpanKind.STEP, step, began, ended=began + lasted)
-        self._span(SpanKind.DATA, step, began, ended=began + data)
+        self._span(SpanKind.STEP, step, began=began, ended=began + lasted)
+        self._span(SpanKind.DATA, step, began=began, ended=began + data)
         at = began + data + own
         share = (lasted - data - own) // (CALLS * len(self._near))
         for kind in self._near:
             for call in range(CALLS):
-                self._call(kind, step, (step * CALLS + call, at, at + share), times=times)
+                self._call(kind, step, when=(step * CALLS + call, at, at + share), times=times)
                 at += share
         self.now_ns = began + lasted
         self._header(step + 1)
@@ -75,22 +75,22 @@ class MemberRing:
             self._rank, self._model.generation, 1, step, b"simulated",
         )  # fmt: skip
 
-    def _slot(self, kind: int, op: int, peers: int) -> int:
+    def _slot(self, kind: int, op: int, *, peers: int) -> int:
         at = SLOTS_OFFSET + self._head % self._capacity * SLOT_BYTES
         self._head += 1
         COMMON.pack_into(self.memory, at, self._head, kind, op, 1, _FLOAT32, 0, _DONE, peers)
         return at + SLOT_BODY
 
-    def _span(self, what: SpanKind, step: int, began: int, *, ended: int) -> None:
-        SPAN.pack_into(self.memory, self._slot(_SPAN, what, 0), step, began, ended, self._model.generation)
+    def _span(self, what: SpanKind, step: int, *, began: int, ended: int) -> None:
+        SPAN.pack_into(self.memory, self._slot(_SPAN, what, peers=0), step, began, ended, self._model.generation)
 
-    def _call(self, kind: str, step: int, when: tuple[int, int, int], *, times: StepTimes) -> None:
+    def _call(self, kind: str, step: int, *, when: tuple[int, int, int], times: StepTimes) -> None:
         near = [(side, int(peer)) for side, peer in enumerate(self._near[kind]) if peer >= 0]
         sequence, began, ended = when
         index = self._head
         OP.pack_into(
-            self.memory, self._slot(_OPERATION, _OPS[kind], len(near)), self._groups[kind], self._model.generation,
-            sequence, step, 1000, int(1e8 / CALLS), began, began, ended, self._rank, 0,
+            self.memory, self._slot(_OPERATION, _OPS[kind], peers=len(near)),
+            self._groups[kind], self._model.generation, sequence, step, 1000, int(1e8 / CALLS), began, began, ended, self._rank, 0,
         )  # fmt: skip
         for side, peer in near:
             wire, wait = (
@@ -98,4 +98,6 @@ class MemberRing:
                 for part in (times.send, times.receive)
             )
             sent = int(1e8 / CALLS)
-            PEER.pack_into(self.memory, self._slot(_PEER, _OPS[kind], 0), index, peer, 2, sent, sent, 0, 0, wire, wait)
+            PEER.pack_into(
+                self.memory, self._slot(_PEER, _OPS[kind], peers=0), index, peer, 2, sent, sent, 0, 0, wire, wait
+            )

@@ -27,10 +27,12 @@ _WITHIN = ("cut-link", "wrong-op", "wrong-shape", "freeze-inside")
 
 @dataclass(frozen=True)
 class Stall:
-    """Why nothing moves from `step` on. `kind`: freeze, dead-lock, busy, stop-data, saving, between-steps, compiling
-    (`rank` does not come to its first collective of the step); freeze-inside (it came, and moves no byte); cut-link (`rank` to `peer`, neighbours in a group);
-    wrong-op, wrong-shape (`rank` calls something else in its first collective); silent (as dead-lock, and the agent
-    says nothing of `rank`). `ranks` are further origins of the same kind.
+    """Why nothing moves from `step` on.
+
+    `kind`: freeze, dead-lock, busy, stop-data, saving, between-steps, compiling (`rank` does not come to its first
+    collective of the step); freeze-inside (it came, and moves no byte); cut-link (`rank` to `peer`, neighbours in a
+    group); wrong-op, wrong-shape (`rank` calls something else in its first collective); silent (as dead-lock, and the
+    agent says nothing of `rank`). `ranks` are further origins of the same kind.
     """
 
     kind: str
@@ -60,7 +62,7 @@ def stall_reports(
     reach = _reach(layout, stall)
     age_us = (now_ns - since_ns) // 1000
     members = [
-        _member(layout, stall, rank, reach=reach, age_us=age_us, when=(now_ns, generation))
+        _member(layout, stall, rank=rank, reach=reach, age_us=age_us, when=(now_ns, generation))
         for rank in range(layout.world)
         if stall.kind != "silent" or rank not in stall.origins
     ]
@@ -104,7 +106,7 @@ def _reach(layout: Layout, stall: Stall) -> _Reach:
 
 
 def _member(
-    layout: Layout, stall: Stall, rank: int, *, reach: _Reach, age_us: int, when: tuple[int, int]
+    layout: Layout, stall: Stall, *, rank: int, reach: _Reach, age_us: int, when: tuple[int, int]
 ) -> MemberProgress:
     origin = rank in stall.origins and stall.kind not in _WITHIN
     marks, transfers = [], []
@@ -116,27 +118,27 @@ def _member(
         group = int(layout.group_hash(kind, int(number[rank])))
         size = layout.groups(kind).shape[1]
         if kind == "pp":
-            transfers += _messages(layout, rank, group, base=base, age_us=age_us, reach=reach) if waits else []
+            transfers += _messages(layout, rank, group=group, base=base, age_us=age_us, reach=reach) if waits else []
             continue
-        op, count = _call(stall, rank, _OPS[kind])
-        peers = _peers(layout, stall, rank, kind, age_us) if waits else ()
+        op, count = _call(stall, rank, op=_OPS[kind])
+        peers = _peers(layout, stall, rank=rank, kind=kind, age_us=age_us) if waits else ()
         marks.append(GroupMark(
             group, 0, size, int(place[rank]), done + waits, done + waits, done, op, 10, count, 0,
             done if waits else done - 1, age_us if waits else 0, 0 if (op, count) != (_OPS[kind], 1000) else 40, peers,
         ))  # fmt: skip
     return MemberProgress(
-        rank, when[1], stall.step, when[0], *_span(stall, origin, age_us), 0, _host(stall, rank, origin, age_us),
-        tuple(marks), tuple(transfers),
+        rank, when[1], stall.step, when[0], *_span(stall, origin, age_us=age_us), 0,
+        _host(stall, rank, origin=origin, age_us=age_us), tuple(marks), tuple(transfers),
     )  # fmt: skip
 
 
-def _call(stall: Stall, rank: int, op: int) -> tuple[int, int]:
+def _call(stall: Stall, rank: int, *, op: int) -> tuple[int, int]:
     if rank == stall.rank and stall.kind == "wrong-op":
         return op + 1, 1000
     return op, 999 if rank == stall.rank and stall.kind == "wrong-shape" else 1000
 
 
-def _messages(layout: Layout, rank: int, group: int, *, base: int, age_us: int, reach: _Reach) -> list[OpenTransfer]:
+def _messages(layout: Layout, rank: int, *, group: int, base: int, age_us: int, reach: _Reach) -> list[OpenTransfer]:
     """A rank exchanges with each neighbour in its pipeline; those that are not there keep it waiting."""
     near = [int(peer) for peer in layout.neighbours("pp")[rank] if peer >= 0]
     absent = [peer for peer in near if not reach.entered["pp"][peer]] or [
@@ -145,7 +147,7 @@ def _messages(layout: Layout, rank: int, group: int, *, base: int, age_us: int, 
     return [OpenTransfer(group, False, peer, base, age_us) for peer in absent[:1]]
 
 
-def _peers(layout: Layout, stall: Stall, rank: int, kind: str, age_us: int) -> tuple[StalledPeer, ...]:
+def _peers(layout: Layout, stall: Stall, *, rank: int, kind: str, age_us: int) -> tuple[StalledPeer, ...]:
     found = []
     for peer in layout.neighbours(kind)[rank].tolist():
         if peer >= 0:
@@ -154,7 +156,7 @@ def _peers(layout: Layout, stall: Stall, rank: int, kind: str, age_us: int) -> t
     return tuple(found)
 
 
-def _span(stall: Stall, origin: bool, age_us: int) -> tuple[int, int, int]:
+def _span(stall: Stall, origin: bool, *, age_us: int) -> tuple[int, int, int]:
     """(open span, its age, time since anything began or ended)."""
     if not origin:
         return SpanKind.STEP, age_us + 100_000, age_us
@@ -162,7 +164,7 @@ def _span(stall: Stall, origin: bool, age_us: int) -> tuple[int, int, int]:
     return int(kinds.get(stall.kind, SpanKind.STEP)), age_us, age_us
 
 
-def _host(stall: Stall, rank: int, origin: bool, age_us: int) -> HostSample:
+def _host(stall: Stall, rank: int, *, origin: bool, age_us: int) -> HostSample:
     busy = origin and stall.kind in ("busy", "compiling")
     state = "T" if rank in stall.origins and stall.kind.startswith("freeze") else "S"
     return HostSample(10**6 + (age_us // 2 if busy else 0), 0, state, 1000 + rank if origin else 7)
