@@ -1,4 +1,4 @@
-"""Runs of keepstep in a fleet: one call answers what waited, who had finished, which path, who was excluded, what next."""
+"""Runs of keepstep in a fleet: one call answers what waited, who had finished, which path, who was excluded."""
 
 from __future__ import annotations
 

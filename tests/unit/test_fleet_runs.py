@@ -358,3 +358,16 @@ def test_bad_files_are_said_and_do_not_stop_the_others(tmp_path, name, text, sai
 def test_two_clusters_keep_their_jobs_apart(tmp_path):
     lines = [job(1, 0, 60, "NODE_FAIL"), job(1, 61, 90, submit=60).replace("c|", "d|", 1)]
     assert asked(fleet(tmp_path, *lines), "SELECT count(*), max(attempts) FROM job_runs") == [(2, 1)]
+
+
+def test_reading_the_same_file_in_another_zone_takes_the_place_of_the_first_reading(tmp_path):
+    file = written(tmp_path, "sacct.txt", "\n".join([HEAD, job(1, 0, 60), ""]))
+    fleet_of(tmp_path / "fleet", file)
+    store = fleet_of(tmp_path / "fleet", file, zone="Europe/Berlin")
+    assert asked(store, "SELECT start FROM attempts") == [(BEGIN - datetime.timedelta(hours=1),)]
+    assert len(store.manifest.sources) == 1
+
+
+def test_a_check_does_not_explain_what_ended_out_of_memory(tmp_path):
+    store = fleet(tmp_path, job(1, 0, 60, "OUT_OF_MEMORY", code="0:125"), checks=[check("n1", 60)])
+    assert asked(store, FACTS.format("cause")) == [("host_memory",)]

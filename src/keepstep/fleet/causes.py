@@ -42,7 +42,7 @@ _MATCH = """
         SELECT f.attempt_id, f.cluster, f."end" AS gone, n.node,
                epoch_us(f."end") // {bucket_us} AS bucket
         FROM failures f JOIN attempt_nodes n USING (attempt_id)
-        WHERE f."end" IS NOT NULL
+        WHERE f."end" IS NOT NULL AND f.ended_as IN ('NODE_FAIL', 'FAILED')
     ), near AS (
         SELECT evidence.*, epoch_us(moment) // {bucket_us} + shift AS bucket
         FROM evidence, (VALUES (-1), (0), (1)) AS shifts(shift)
@@ -81,7 +81,7 @@ _FAILURES = """
          AND w.start >= a.start - INTERVAL 1 SECOND AND w.start <= coalesce(a."end", a.last_seen)
         WHERE a.state IN {failed} GROUP BY a.attempt_id
     )
-    SELECT a.attempt_id, a.cluster, a."end", a.nodes,
+    SELECT a.attempt_id, a.cluster, a."end", a.nodes, a.state AS ended_as,
            CASE WHEN told.step.state = 'OUT_OF_MEMORY' OR told.step.exit_signal = 125 OR a.exit_signal = 125
                        OR a.derived_signal = 125
                 THEN 'OUT_OF_MEMORY' ELSE a.state END AS state,

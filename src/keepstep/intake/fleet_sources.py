@@ -13,7 +13,7 @@ from keepstep.intake.attempt_columns import Taken
 from keepstep.intake.delimited_rows import Aside
 from keepstep.intake.fault_trace import read_fault_trace
 from keepstep.intake.health_results import read_dcgm, read_gcm, read_interfaces, read_nhc, read_sysfs
-from keepstep.intake.json_documents import elements, json_lines, load_bytes
+from keepstep.intake.json_documents import element_batches, elements, json_lines, load_bytes
 from keepstep.intake.kubernetes_objects import read_kubernetes
 from keepstep.intake.node_states import node_document, read_events, read_nodes
 from keepstep.intake.sacct_document import sacct_document
@@ -45,8 +45,8 @@ def read_source(kind: str, stream: BinaryIO, *, how: ReadAs) -> Iterator[Taken]:
         case "sacct":
             yield from read_sacct(stream, zone=how.zone, cluster=how.cluster, where=how.where)
         case "sacct-json":
-            found = elements(load_bytes(stream, where=how.where), "jobs", where=how.where)
-            yield sacct_document(found, cluster=how.cluster)
+            for found in element_batches(load_bytes(stream, where=how.where), "jobs", where=how.where):
+                yield sacct_document(found, cluster=how.cluster)
         case "sacctmgr-events":
             yield from read_events(stream, zone=how.zone, cluster=how.cluster, where=how.where)
         case "scontrol-nodes":

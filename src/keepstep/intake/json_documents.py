@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
@@ -11,7 +12,17 @@ import msgspec
 from keepstep.errors import RecordError
 from keepstep.intake.delimited_rows import Aside
 
-__all__ = ["MAX_DOCUMENT_BYTES", "Elements", "elements", "flag_list", "json_lines", "load_bytes", "number", "text"]
+__all__ = [
+    "MAX_DOCUMENT_BYTES",
+    "Elements",
+    "element_batches",
+    "elements",
+    "flag_list",
+    "json_lines",
+    "load_bytes",
+    "number",
+    "text",
+]
 
 MAX_DOCUMENT_BYTES = 1 << 30
 """Largest JSON document that is read at once; larger exports are to be cut by time."""
@@ -58,6 +69,43 @@ def elements(data: bytes, key: str, *, where: str) -> Elements:
     return Elements(good, rest, tuple(bad))
 
 
+def element_batches(data: bytes, key: str, *, where: str, size: int = 2000) -> Iterator[Elements]:
+    """Like `elements`, in batches of `size`: only the text and one batch are in memory at a time."""
+    text = data.decode("utf-8", "replace")
+    listed = text.lstrip().startswith("[")
+    match = re.search(r"\[" if listed else rf'"{re.escape(key)}"\s*:\s*\[', text)
+    if match is None:
+        raise RecordError(f"no list {key!r} in the document", where=where)
+    decoder, position, number = json.JSONDecoder(), match.end(), 0
+    items: list[tuple[int, dict[str, Any]]] = []
+    aside: list[Aside] = []
+    while (position := _next(text, position)) < len(text) and text[position] != "]":
+        number += 1
+        try:
+            item, position = decoder.raw_decode(text, position)
+        except (ValueError, RecursionError):
+            reason = f"the document is cut off or damaged after {number - 1} elements"
+            aside.append(Aside(number, reason, text[position : position + 200]))
+            break
+        if isinstance(item, dict):
+            items.append((number, item))
+        else:
+            aside.append(Aside(number, "no object", str(item)[:200]))
+        if len(items) >= size:
+            yield Elements(tuple(items), {}, tuple(aside))
+            items, aside = [], []
+    if position >= len(text):
+        aside.append(Aside(number + 1, f"the document is cut off or damaged after {number} elements", ""))
+    yield Elements(tuple(items), {}, tuple(aside))
+
+
+def _next(text: str, position: int) -> int:
+    """The place of the next letter that is neither blank nor a comma."""
+    while position < len(text) and text[position] in " \t\r\n,":
+        position += 1
+    return position
+
+
 def _salvaged(text: str, key: str, *, where: str, why: str) -> Elements:
     """The whole elements of a broken document."""
     begin = text.find("[") if text.lstrip().startswith("[") else text.find("[", max(text.find(f'"{key}"'), 0))
@@ -66,8 +114,7 @@ def _salvaged(text: str, key: str, *, where: str, why: str) -> Elements:
     items: list[tuple[int, dict[str, Any]]] = []
     decoder, position = json.JSONDecoder(), begin + 1
     while True:
-        while position < len(text) and text[position] in " \t\r\n,":
-            position += 1
+        position = _next(text, position)
         try:
             item, position = decoder.raw_decode(text, position)
         except (ValueError, RecursionError):

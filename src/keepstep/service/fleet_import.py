@@ -92,7 +92,8 @@ def import_sources(
         fresh = bool(sources) or not writer.manifest.generation
         if fresh:
             say("merging")
-            writer.commit(sources)
+            old = writer.forget(_read_otherwise(writer.manifest.sources, sources))
+            writer.commit(sources, old=old)
     finally:
         writer.close()
     if fresh:
@@ -139,6 +140,12 @@ def summary_text(summary: ImportSummary, *, json: bool) -> str:
     return "\n".join(lines)
 
 
+def _read_otherwise(before: Sequence[Source], now: Sequence[Source]) -> set[int]:
+    """Sources with the bytes of a new one that were read with other settings: their rows make place for the new."""
+    fresh = {source.content.split("-")[0] for source in now}
+    return {source.source_id for source in before if source.content.split("-")[0] in fresh}
+
+
 def _files(paths: Sequence[Path]) -> Iterator[Path]:
     """The files behind `paths`, in order."""
     count = 0
@@ -171,13 +178,12 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 
 
 def _content(path: Path, reading: Reading) -> str:
-    """Hash of the bytes of `path` and of how they are read."""
+    """Hash of the bytes of `path`, a dash, and the hash of how they are read."""
     digest = xxhash.xxh3_128()
-    digest.update(msgspec.json.encode(reading))
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):
             digest.update(chunk)
-    return digest.hexdigest()
+    return f"{digest.hexdigest()}-{xxhash.xxh3_64_hexdigest(msgspec.json.encode(reading))}"
 
 
 def _one(path: Path, writer: FleetWriter, *, reading: Reading, known: set[str]) -> tuple[SourceSummary, Source | None]:
@@ -190,7 +196,7 @@ def _one(path: Path, writer: FleetWriter, *, reading: Reading, known: set[str]) 
             kind = kind_of(stream.read(_HEAD_BYTES))
         if kind is None:
             raise RecordError("not written by a tool that is known here", remedy=f"known: {', '.join(KINDS.values())}")
-        source_id = int(content[:15], 16)
+        source_id = xxhash.xxh3_64_intdigest(content.encode()) >> 1
         with _opened(path) as stream:
             how = ReadAs(
                 where=path.name,

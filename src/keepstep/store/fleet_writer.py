@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from keepstep.errors import StoreError, UsageError
-from keepstep.records.fleet_schema import TABLES, arrow_schema, empty
+from keepstep.records.fleet_schema import BASE_TABLES, TABLES, arrow_schema, empty
 from keepstep.store.disk import disk_error
 from keepstep.store.fleet_manifest import Manifest, Part, Source, read_manifest, write_manifest
 from keepstep.store.fleet_merge import merged
@@ -68,10 +68,24 @@ class FleetWriter:
             _write(chosen, path)
             files.append(path)
 
-    def commit(self, sources: list[Source]) -> None:
+    def forget(self, sources: set[int]) -> list[Path]:
+        """Takes the rows of `sources` out of all tables of sources; the files no longer needed."""
+        old: list[Path] = []
+        gone = pa.array(sorted(sources), pa.int64())
+
+        def without(rows: pa.Table) -> pa.Table | None:
+            theirs = pc.is_in(rows["source_id"], value_set=gone)
+            return rows.filter(pc.invert(theirs)) if pc.any(theirs).as_py() else None
+
+        for table in BASE_TABLES if sources else ():
+            old += self.rewrite(table, without)
+        self.manifest.sources = [source for source in self.manifest.sources if source.source_id not in sources]
+        return old
+
+    def commit(self, sources: list[Source], *, old: list[Path] | None = None) -> None:
         """Merges all that is staged, and shows it together with `sources`.
 
-        Sources with the path of a new one lose what they had kept aside.
+        Sources with the path of a new one lose what they had kept aside. `old` files are removed too.
         """
         manifest = self.manifest
         paths = {source.path for source in sources}
@@ -79,7 +93,7 @@ class FleetWriter:
         tables = {name: list(parts) for name, parts in manifest.tables.items()}
         if self.replaced and manifest.tables.get("kept_aside"):
             self.staged.setdefault(("kept_aside", ""), [])
-        old: list[Path] = []
+        old = list(old or ())
         for (table, month), files in sorted(self.staged.items()):
             parts = tables.setdefault(table, [])
             before = [part for part in parts if part.month == month]
