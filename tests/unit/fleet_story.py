@@ -1,8 +1,8 @@
 """A fleet with a planted truth, written as the files an operator would have: sacct, modes, health, node events.
 
 Jobs of 1 to `largest` nodes come at random; nodes fail at `per_1000` per node-day; a failed job starts again after two
-minutes and, when it is large, has a small job preempted for it. In the second half policy is automatic and failures
-cost less. Times are seconds from `ORIGIN`; chance comes from one seed.
+minutes and, when it is large, has a small job preempted for it. In the second half the policy is called automatic and
+changes nothing, so that a comparison has nothing to find. Times are seconds from `ORIGIN`; chance comes from one seed.
 """
 
 from __future__ import annotations

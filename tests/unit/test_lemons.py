@@ -11,7 +11,7 @@ from keepstep.fleet.lemons import (
     NodeEvents,
     at_equal_flags,
     counts_before,
-    decayed_before,
+    days_before,
     judge_dates,
     judge_rule,
     outcomes_after,
@@ -114,6 +114,12 @@ def test_single_node_rate_is_a_feature():
     assert (
         feature_matrix({"single_node_failures": events}, dates, single_node_days=days).shape[-1] == plain.shape[-1] + 1
     )
+
+
+def test_days_of_jobs_before_a_date():
+    spans = np.array([0.0, 20.0, 50.0]), np.array([10.0, 40.0, 90.0])
+    found = days_before(np.array([0, 0, 1]), spans, dates=np.array([28.0, 56.0]), nodes=3)
+    assert found.tolist() == [[18.0, 0.0, 0.0], [12.0, 6.0, 0.0]]
 
 
 def test_no_flags_have_no_precision():

@@ -18,6 +18,7 @@ __all__ = [
     "Verdict",
     "at_equal_flags",
     "counts_before",
+    "days_before",
     "decayed_before",
     "judge_dates",
     "judge_rule",
@@ -37,6 +38,16 @@ class NodeEvents(msgspec.Struct, frozen=True):
     node: Any
     day: Any
     nodes: int
+
+
+def days_before(node: Any, spans: tuple[Any, Any], *, dates: Any, nodes: int) -> Any:
+    """Days that spans (start, end in days) of each node cover in the 28 days before each date."""
+    start, end = spans
+    matrix = np.zeros((len(dates), nodes))
+    for row, date in enumerate(dates):
+        inside = np.clip(end, date - WINDOW_DAYS, date) - np.clip(start, date - WINDOW_DAYS, date)
+        matrix[row] = np.bincount(node, weights=inside, minlength=nodes)
+    return matrix
 
 
 class Verdict(msgspec.Struct, frozen=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from keepstep.fleet.effect import PeriodCounts, alarms, effect_of
@@ -16,6 +17,7 @@ from keepstep.service.fleet_sheet import Section, sheet
 __all__ = ["checks_section"]
 
 _MOST_CHECKS = 20
+_SELECTED = "cannot tell: only failed results are on record, so nobody knows which nodes had the check"
 _CHECKS = """
 SELECT "check", epoch_us(min(time)) AS since, count(*) AS results, count(*) FILTER (status = 2) AS failed
 FROM health_results WHERE time IS NOT NULL GROUP BY "check" ORDER BY failed DESC, results DESC, "check" LIMIT {most}
@@ -52,12 +54,15 @@ def checks_section(data: FleetData, known: NodeFaults) -> Section:
     title = "Effect of health checks"
     if not data.store.rows("health_results"):
         return Section("checks", title, ("no result of a health check is recorded",))
-    confirmed = node_events(known, data.rows(_CONFIRMED))
+    node, day = node_events(known, data.rows(_CONFIRMED))
+    confirmed = (node[node >= 0], day[node >= 0])
     effects, fired, hit = [], [], _jobs_hit(data)
     for row in data.rows(_CHECKS.format(most=_MOST_CHECKS)).to_pylist():
         text = "'" + row["check"].replace("'", "''") + "'"
         treated = np.unique(node_events(known, data.rows(_NODES.format(check=text)))[0])
-        effects.append(_effect(known, row["check"], since=row["since"], treated=treated, events=confirmed))
+        effect = _effect(known, row["check"], since=row["since"], treated=treated, events=confirmed)
+        only_failed = row["failed"] == row["results"]
+        effects.append(msgspec.structs.replace(effect, verdict=_SELECTED) if only_failed else effect)
         fired.append(_alarms(data, known, check=(row["check"], text), confirmed=confirmed, hit=hit))
     words = (
         "introduced: its first result; with: nodes that have results of it; without: all others; equal time before and "
@@ -125,4 +130,5 @@ def _alarms(
     rows = data.rows(_FIRED.format(check=check[1]))
     node, day = node_events(known, rows)
     hours, share = rows["out_hours"].to_numpy(), hit.get(check[0], 0.0)
-    return alarms(check[0], (node, day), confirmed_at=confirmed, out_hours=hours, good_jobs_hit=share, window=1.0)
+    fired = (node, day)
+    return alarms(check[0], fired, confirmed_at=confirmed, out_hours=hours, good_jobs_hit=share, window=1.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -39,7 +38,8 @@ class NodeFaults(msgspec.Struct, frozen=True):
     """Faults in days from `origin` [us since 1970]. `nodes` is how many nodes there are, `names` those known by name.
 
     `horizon` is the time of observation in days, `last` the last day anything was seen (never before the horizon).
-    `level`, `kind` are columns beside the faults. `said` tells where numbers come from.
+    `level`, `kind` are columns beside the faults. `recorded` is False where times down had to stand for faults;
+    `said` tells where numbers come from.
     """
 
     faults: Faults
@@ -50,14 +50,15 @@ class NodeFaults(msgspec.Struct, frozen=True):
     origin: int
     horizon: float
     last: float
+    recorded: bool
     said: str
 
 
 def node_faults(data: FleetData) -> NodeFaults:
     """Intervals of the kind fault; where a fleet has none, those in which a node was down or failing."""
     rows = data.rows(_FAULTS.format(kinds="'fault'"))
-    source = "recorded faults"
-    if not rows.num_rows:
+    source, recorded = "recorded faults", rows.num_rows > 0
+    if not recorded:
         rows = data.rows(_FAULTS.format(kinds="'down', 'failing'"))
         source = "times nodes were down or failing"
     names = tuple(data.rows(_NAMES)["node"].to_pylist())
@@ -78,7 +79,18 @@ def node_faults(data: FleetData) -> NodeFaults:
         np.array([text or "" for text in rows[name].to_pylist()], dtype=object)[order] for name in ("level", "class")
     ]
     said = f"{source}; {nodes:,} nodes, {len(names):,} of them known by name; {horizon:,.1f} days"
-    return NodeFaults(faults, texts[0], texts[1], names, nodes, origin, horizon, max(horizon, math.ceil(last)), said)
+    return NodeFaults(
+        faults=faults,
+        level=texts[0],
+        kind=texts[1],
+        names=names,
+        nodes=nodes,
+        origin=origin,
+        horizon=horizon,
+        last=max(horizon, math.ceil(last)),
+        recorded=recorded,
+        said=said,
+    )
 
 
 def _moments(rows: pa.Table, name: str) -> Any:
@@ -94,12 +106,12 @@ def _origin(data: FleetData, capacity: int | None, *, starts: Any) -> int:
     return 0 if not seen or min(seen) < _RELATIVE_US else min(seen)
 
 
-def node_events(known: NodeFaults, rows: pa.Table) -> tuple[Any, Any]:
-    """Node numbers and days of rows with `node` (cluster/name) and `time`; rows of unknown nodes are left out."""
-    names: Sequence[str] = rows["node"].to_pylist()
-    if not names or not known.names:
+def node_events(known: NodeFaults, rows: pa.Table, *, time: str = "time") -> tuple[Any, Any]:
+    """Node numbers and days of rows with `node` (cluster/name) and a time; -1 for nodes that are not known."""
+    if not rows.num_rows:
         return np.empty(0, np.int64), np.empty(0)
     index = {name: number for number, name in enumerate(known.names)}
-    numbers = np.array([index.get(name, -1) for name in names], np.int64)
-    days = (rows["time"].cast(pa.int64()).to_numpy() - known.origin) / DAY_US
-    return numbers[numbers >= 0], days[numbers >= 0]
+    coded = rows["node"].combine_chunks().dictionary_encode()
+    numbers = np.array([index.get(name, -1) for name in coded.dictionary.to_pylist()], np.int64)
+    days = (rows[time].cast(pa.int64()).to_numpy() - known.origin) / DAY_US
+    return numbers[coded.indices.to_numpy()], days

@@ -6,11 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from keepstep.fleet.episodes import Faults, merge
 from keepstep.fleet.lemon_features import SIGNALS, feature_matrix, forward_scores
 from keepstep.fleet.lemons import (
     NodeEvents,
     at_equal_flags,
     counts_before,
+    days_before,
     decayed_before,
     judge_dates,
     judge_rule,
@@ -25,6 +27,7 @@ from keepstep.service.fleet_sheet import Section, Sheet, sheet
 __all__ = ["lemons_section"]
 
 _LEAST = (1, 2, 3)
+_SAME_DAYS = 0.25
 _REFERENCE = ">= 2 in 28 days"
 _SHOWN_NODES = 15
 _PINNED = """
@@ -38,6 +41,11 @@ SELECT cluster || '/' || node AS node, time FROM health_results WHERE time IS NO
 _EXCLUDED = """
 SELECT cluster || '/' || node AS node, onset AS time FROM incidents
 WHERE members_changed > 0 AND node <> '' AND onset IS NOT NULL AND NOT coalesce(drill, false)
+"""
+_SINGLE = """
+SELECT a.cluster || '/' || n.node AS node, a.start, coalesce(a."end", a.last_seen) AS "end"
+FROM attempts a JOIN attempt_nodes n USING (attempt_id)
+WHERE a.node_count = 1 AND a.start IS NOT NULL AND coalesce(a."end", a.last_seen) >= a.start
 """
 _QUERIES = {
     "xids": _RESULTS.format(which="xid IS NOT NULL"),
@@ -71,9 +79,10 @@ def lemons_section(data: FleetData, known: NodeFaults) -> Section:
     rng = data.rng(6)
     flags = {f">= {least} in 28 days": counts >= least for least in _LEAST}
     reference = flags[_REFERENCE]
+    features = feature_matrix(signals, dates, single_node_days=_single_node_days(data, known, dates=dates))
     scores = {
         "decayed counts, decay chosen on the past": tuned_decay(outcome_of, dates, flags=reference),
-        "logistic score fitted on the past": forward_scores(feature_matrix(signals, dates), outcome, dates=dates),
+        "logistic score fitted on the past": forward_scores(features, outcome, dates=dates),
     }
     flags |= {name: at_equal_flags(score, reference) for name, score in scores.items()}
     rows = [judge_rule(name, chosen, outcome=outcome, rng=rng) for name, chosen in flags.items()]
@@ -117,20 +126,34 @@ def _signals(data: FleetData, known: NodeFaults) -> dict[str, NodeEvents]:
         found["taken_out"] = NodeEvents(known.faults.node, known.faults.start, known.nodes)
     for name, text in _QUERIES.items():
         node, day = node_events(known, data.rows(text))
-        if len(node):
-            found[name] = NodeEvents(node, day, known.nodes)
+        if (node >= 0).any():
+            found[name] = NodeEvents(node[node >= 0], day[node >= 0], known.nodes)
     return found
 
 
+def _single_node_days(data: FleetData, known: NodeFaults, *, dates: Any) -> Any:
+    """Days of single-node jobs on each node in the window before each date; None where no nodes of jobs are known."""
+    if not data.store.rows("attempt_nodes"):
+        return None
+    rows = data.rows(_SINGLE)
+    node, start = node_events(known, rows, time="start")
+    end = node_events(known, rows, time="end")[1]
+    here = node >= 0
+    return days_before(node[here], (start[here], end[here]), dates=dates, nodes=known.nodes)
+
+
 def _outcome(signals: dict[str, NodeEvents], known: NodeFaults) -> NodeEvents:
-    """What a rule is to foresee: faults where they are recorded, else failures of jobs pinned to the node."""
-    names = ("taken_out",) if "taken_out" in signals else ("multi_node_failures", "single_node_failures")
+    """What a rule is to foresee: faults where they are recorded, else times down and failures of jobs pinned to the
+    node; what comes within hours of each other is then one thing seen twice."""
+    names = ("taken_out",) if known.recorded else ("taken_out", "multi_node_failures", "single_node_failures")
     parts = [signals[name] for name in names if name in signals]
     if not parts:
         return NodeEvents(np.empty(0, np.int64), np.empty(0), known.nodes)
-    return NodeEvents(
-        np.concatenate([part.node for part in parts]), np.concatenate([part.day for part in parts]), known.nodes
-    )
+    node, day = np.concatenate([part.node for part in parts]), np.concatenate([part.day for part in parts])
+    if known.recorded:
+        return NodeEvents(node, day, known.nodes)
+    seen = merge(Faults.of(node, day, end=day), _SAME_DAYS)
+    return NodeEvents(seen.node, seen.start, known.nodes)
 
 
 def _now(known: NodeFaults, signals: dict[str, NodeEvents], *, outcome_of: NodeEvents) -> Sheet:
