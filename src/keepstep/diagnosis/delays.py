@@ -14,7 +14,7 @@ import numpy as np
 from keepstep.diagnosis.live_state import Verdict, Watch
 from keepstep.diagnosis.matrix import Cells, explain
 from keepstep.diagnosis.pair_history import PAIR_COLUMNS, PairHistory
-from keepstep.diagnosis.slowness import STEPS
+from keepstep.diagnosis.slowness import STEPS, cpu_noise
 from keepstep.diagnosis.windows import Numbers
 from keepstep.records.finding import Finding, Suspect
 
@@ -69,6 +69,8 @@ def _excess(
     limits = np.maximum(limit[maybe], _SCATTER * 1.25 / np.sqrt(STEPS) * receive_scatter[back])
     both = np.minimum(send, receive)
     middle = np.median(both, axis=1)
+    noise = cpu_noise(watch, step)
+    limits = np.maximum(limits, np.maximum(noise[pairs.ranks[maybe]], noise[pairs.peers[maybe]]))
     often = np.count_nonzero(both > limits[:, None] / 2, axis=1) >= STEPS - 1
     slow = told & often & (middle > limits)
     excess[maybe[slow]] = middle[slow]

@@ -64,6 +64,7 @@ class PairHistory:
             return
         rows = unpacked([window.peers for window in windows], PEER_ROW)
         of_row = np.repeat(np.arange(len(windows)), [len(window.peers) // PEER_ROW.itemsize for window in windows])
+        rows, of_row = rows[rows["peer"] < world], of_row[rows["peer"] < world]
         ranks = np.array([window.rank for window in windows], np.uint64)
         keys, cell = np.unique(ranks[of_row] << _SHIFT | rows["peer"].astype(np.uint64), return_inverse=True)
         at = self._cells(keys)[cell]

@@ -10,18 +10,17 @@ from keepstep.diagnosis.baseline import difference
 from keepstep.diagnosis.environment import fingerprint_of
 from keepstep.diagnosis.live_state import Verdict, Watch
 from keepstep.diagnosis.roles import explained_by_place, families_of
-from keepstep.diagnosis.slowness import STEPS, Excess, past_of, present_scatter, slow_ranks
+from keepstep.diagnosis.slowness import STEPS, Excess, cpu_noise, past_of, present_scatter, slow_ranks
 from keepstep.diagnosis.windows import COLUMNS, Numbers
 from keepstep.records.finding import Finding, Layer, Suspect
 
-__all__ = ["cpu_noise", "data_verdicts", "slow_verdicts"]
+__all__ = ["data_verdicts", "slow_verdicts"]
 
 _EXPLAINS = 0.5
 _ACCELERATORS = ("nvidia", "gpu", "cuda", "amd instinct", "rocm", "tpu", "gaudi", "ascend")
 _DATA_SHARE = 0.05
 _STALL_SHARE = 0.3
 _LASTING = 14
-_BY_CHANCE = 0.75
 _SCATTER = 6.0
 
 
@@ -128,13 +127,6 @@ def _extra(watch: Watch, metric: str, *, step: int) -> Numbers:
     if not count:
         return recent - float(np.median(recent))
     return recent - middle
-
-
-def cpu_noise(watch: Watch, step: int) -> Numbers:
-    """What each rank's turns for a CPU may do to a step, in us: on a host that is short of CPUs a rank that is late by
-    less than it waits for one is late by chance."""
-    noise: Numbers = _BY_CHANCE * np.median(watch.history.of("delay_us", step, count=STEPS), axis=1)
-    return noise
 
 
 def _waits_for_cpu(watch: Watch, step: int) -> Numbers:

@@ -19,6 +19,7 @@ from keepstep.diagnosis.windows import COLUMNS, Numbers
 __all__ = [
     "STEPS",
     "Excess",
+    "cpu_noise",
     "forget_spell",
     "judge_step",
     "note_spells",
@@ -43,6 +44,7 @@ _LEVEL_RATIO = 0.17
 _LEAST_SHARE = 0.02
 _LEVEL_STEPS = 16
 _ALWAYS = 0.9
+_BY_CHANCE = 0.75
 _MEMORY = 256
 _SPELL = 0.08
 
@@ -221,6 +223,13 @@ def _spell(ratio: Numbers, judged: Numbers, *, step: int, limit: float) -> int:
         if ratio[column] > limit:
             length = back
     return length
+
+
+def cpu_noise(watch: Watch, step: int) -> Numbers:
+    """What each rank's turns for a CPU may do to a step, in us: on a host that is short of CPUs a rank that is late by
+    less than it waits for one is late by chance."""
+    noise: Numbers = _BY_CHANCE * np.median(watch.history.of("delay_us", step, count=STEPS), axis=1)
+    return noise
 
 
 def note_spells(watch: Watch, step: int, *, named: set[int]) -> None:

@@ -90,7 +90,8 @@ class MemberRing:
         index = self._head
         OP.pack_into(
             self.memory, self._slot(_OPERATION, _OPS[kind], peers=len(near)),
-            self._groups[kind], self._model.generation, sequence, step, 1000, int(1e8 / CALLS), began, began, ended, self._rank, 0,
+            self._groups[kind], self._model.generation, sequence, step, 1000, int(1e8 / CALLS),
+            began, began, ended, self._rank, 0,
         )  # fmt: skip
         for side, peer in near:
             wire, wait = (
