@@ -1,4 +1,4 @@
-"""Commands that plan the network: `keepstep traffic show, plan, model, observe, export, site, published`."""
+"""Commands that plan the network: `keepstep traffic show, plan, model, observe, export, site, probe, ...`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from keepstep.cli.options import Printed, TextOrJson
+from keepstep.cli.traffic_probe import probe, sink
 
 __all__ = ["Stage", "add_to", "export", "model", "observe", "plan", "published", "show", "site"]
 
@@ -38,7 +39,7 @@ class Stage(StrEnum):
 def add_to(app: typer.Typer) -> None:
     """Register the commands of this module."""
     family = typer.Typer(help="Plan the network: keep large flows apart.", no_args_is_help=True)
-    for command in (show, plan, model, observe, export, site, published):
+    for command in (show, plan, model, observe, export, site, published, probe, sink):
         family.command()(command)
     app.add_typer(family, name="traffic")
 
