@@ -18,7 +18,7 @@ from keepstep.records.plan import Route
 from keepstep.traffic.catalogue import MAX_AGE_S
 from keepstep.traffic.dynamics import PathWatch
 from keepstep.traffic.planner import Change, Planner
-from keepstep.traffic.ports import PortMap, choose_ports
+from keepstep.traffic.source_ports import PortMap, choose_ports
 
 __all__ = ["Action", "AskHops", "ConductorSettings", "GivePaths", "Place", "Renew", "Seen", "Tell", "TrafficConductor"]
 
