@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from keepstep.errors import TrafficError
 from keepstep.records.demand import CollectiveUse, Demand, Flow
 from keepstep.records.plan import Advice
 from keepstep.traffic.flows import flows_of
@@ -43,16 +44,20 @@ def worth_planning(
 ) -> Worth:
     """What of `demand` is worth a plan. `others`: flows of other jobs that leave each leaf, planned or not.
 
-    Raises TrafficError as `flows_of`.
+    Raises TrafficError as `flows_of`, and where a leaf has no uplink left.
     """
     policy = policy or Policy()
     regular = [use for use in demand.uses if not use.data_dependent]
     by_use: dict[str, list[Flow]] = {use.name: [] for use in demand.uses}
     leaving: Counter[tuple[float, float, str]] = Counter()
+    crossed: set[str] = set()
     for flow in flows_of(demand, network, uses=regular):
         by_use[flow.use].append(flow)
-        if _leaf(network, flow.source) != _leaf(network, flow.destination):
-            leaving[flow.start_s, flow.end_s, _leaf(network, flow.source)] += 1
+        source, destination = _leaf(network, flow.source), _leaf(network, flow.destination)
+        if source != destination:
+            leaving[flow.start_s, flow.end_s, source] += 1
+            crossed |= {source, destination}
+    _check_uplinks(network, crossed, job=demand.job)
     chosen: list[Flow] = []
     advice = []
     for use in demand.uses:
@@ -66,6 +71,12 @@ def worth_planning(
     for (_, _, leaf), count in leaving.items():
         crossing[leaf] = max(crossing.get(leaf, 0), count)
     return Worth(tuple(chosen), tuple(advice), crossing)
+
+
+def _check_uplinks(network: Network, leaves: set[str], *, job: str) -> None:
+    for leaf in sorted(leaves):
+        if not any(network.alive(leaf, upper) and network.alive(upper, leaf) for upper in network.uppers[leaf]):
+            raise TrafficError(f"job {job!r} has flows through {leaf!r}, which has no uplink left")
 
 
 def _judge(use: CollectiveUse, inputs: dict[str, float], *, policy: Policy, job: str) -> Advice:

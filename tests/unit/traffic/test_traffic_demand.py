@@ -186,6 +186,13 @@ def test_when_to_plan(use, others, plan, words):
     assert advice.inputs or not advice.plan
 
 
+def test_a_leaf_without_uplinks_is_named():
+    network = star()
+    network.set_down(["leaf1"])
+    with pytest.raises(TrafficError, match="'leaf[01]', which has no uplink left"):
+        worth_planning(asked(CollectiveUse("u", "all_reduce", (0, 1), 1e9)), network)
+
+
 def test_little_transfer_in_a_long_step_is_not_worth_it():
     use = CollectiveUse("u", "all_reduce", tuple(range(8)), 1e8)
     assert not worth_planning(asked(use, step_s=100.0), star()).flows
