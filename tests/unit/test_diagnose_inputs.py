@@ -81,6 +81,21 @@ def test_a_very_long_line(tmp_path):
     assert ranks(found_in("x" * 3_000_000 + "\n" + ONE_BEHIND, tmp_path)) == {3}
 
 
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "comm 0x1 rank 1 nranks 2 commid ",
+        "captures node1 behind ",
+        "iteration 1 step 1 ",
+        "ranks 1, 2, 3 never ",
+        "[rank1]:[E1 x] before timing out Work",
+    ],
+)
+def test_a_line_made_to_be_slow_is_read_all_the_same(piece, tmp_path):
+    """Expressions whose cost grows with the square of a line, or worse, would not come back from this."""
+    assert ranks(found_in(piece * 4000 + "\n" + ONE_BEHIND, tmp_path)) >= {3}
+
+
 def test_links_out_of_the_directory_are_not_followed(tmp_path):
     """What is beside a job's files may be another job's."""
     (tmp_path / "other.log").write_text("[rank9]: RuntimeError: CUDA error: uncorrectable ECC error encountered\n")

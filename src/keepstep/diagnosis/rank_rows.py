@@ -28,10 +28,10 @@ def rows_of_ranks(case: LogCase) -> list[LogEvent]:
             number = value.rstrip("abcdefghijklmnopqrstuvwxyz")
             times[phase][event.rank].append(float(number) * _UNITS[value[len(number) :]])
             first.setdefault(phase, event)
-    return [_row(phase, by_rank, first[phase]) for phase, by_rank in times.items() if len(by_rank) >= _FEWEST]
+    return [_row(phase, by_rank, event=first[phase]) for phase, by_rank in times.items() if len(by_rank) >= _FEWEST]
 
 
-def _row(phase: str, by_rank: dict[int, list[float]], event: LogEvent) -> LogEvent:
+def _row(phase: str, by_rank: dict[int, list[float]], *, event: LogEvent) -> LogEvent:
     values = " ".join(f"{rank}:{statistics.median(numbers):g}" for rank, numbers in sorted(by_rank.items()))
     fields = {"values": values, "name": f"{phase} (ms)", "phase": phase, "unit": "ms"}
     return LogEvent(kind="phase_table", path=event.path, line=event.line, text=event.text, fields=fields)

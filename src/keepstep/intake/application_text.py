@@ -59,7 +59,7 @@ APPLICATION_PATTERNS: tuple[Pattern, ...] = (
         "step_progress",
         "iteration|step|epoch|iter",
         expression=r"\b(?:iteration|global[_ ]?step|train(?:ing)? step|step"
-        r"|iter)\W{1,3}\s*(?P<step>\d+)\s*(?:/\s*(?P<total>\d+)|\W.*?(?:loss|lr|time|elapsed))",
+        r"|iter)\W{1,3}\s*(?P<step>\d+)\s*(?:/\s*(?P<total>\d+)|\W.{0,200}?(?:loss|lr|time|elapsed))",
     ),
     pattern(
         "training_ended",

@@ -34,6 +34,8 @@ __all__ = ["MOST_OF_A_KIND", "READER", "LogReader", "rank_of_file"]
 MOST_OF_A_KIND = 200
 """Events of one kind and speaker that are kept from one file: the first ones, and the newest of all."""
 _QUOTED = 500
+_LONGEST_LOOK = 6000
+"""Characters of a line in which events are looked for, so that no line costs more than milliseconds."""
 _LOOKED_AT = 8192
 _LATEST_ONLY = frozenset({"step_progress", "progress_bar", "teardown"})
 _NUMBERS = re.compile(r"\d*[1-9]\d*")
@@ -130,6 +132,8 @@ class _Reading:
             return
         if line.text.startswith("{"):
             line = Line(line.number, _unwrapped(line.text))
+        if len(line.text) > _LONGEST_LOOK:
+            line = Line(line.number, line.text[:_LONGEST_LOOK])
         self._traces.feed(line)
         yield from self._stacks.feed(line)
         patterns = self._fitting(line)

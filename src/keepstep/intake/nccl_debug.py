@@ -16,12 +16,26 @@ def _event(_: str, fields: dict[str, str]) -> dict[str, str]:
     return fields | {"event": re.sub(r"\berr\b", "error", event.removeprefix("ibv event "))}
 
 
+_STATE = re.compile(r"Init (START|COMPLETE)", re.IGNORECASE)
+_BUS = re.compile(r"busId (\w+)")
+_COMM = re.compile(r"commId (0x[0-9a-f]+)")
+
+
+def _init(_: str, fields: dict[str, str]) -> dict[str, str] | None:
+    """`state`, `bus` and `id` of a communicator; a line without a state is none."""
+    rest = fields.pop("rest")
+    found = {"state": _STATE.search(rest), "bus": _BUS.search(rest), "id": _COMM.search(rest)}
+    if found["state"] is None:
+        return None
+    return fields | {name: match[1] for name, match in found.items() if match is not None}
+
+
 NCCL_PATTERNS: tuple[Pattern, ...] = (
     pattern(
         "nccl_init",
         "init start|init complete|commid",
-        expression=r"comm (?P<comm>0x[0-9a-f]+) rank (?P<rank>\d+) n[Rr]anks (?P<nranks>\d+).*?"
-        r"(?:busId (?P<bus>[0-9a-f]+))?(?: commId (?P<id>0x[0-9a-f]+))?.*?Init (?P<state>START|COMPLETE)",
+        expression=r"comm (?P<comm>0x[0-9a-f]+) rank (?P<rank>\d+) n[Rr]anks (?P<nranks>\d+)(?P<rest>.{0,300})",
+        refine=_init,
     ),
     pattern(
         "nccl_version", "nccl version", expression=r"NCCL version (?P<version>\d+\.\d+(?:\.\d+)?(?:\+cuda[\d.]+)?)"

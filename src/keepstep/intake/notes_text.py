@@ -110,7 +110,7 @@ NOTE_PATTERNS: tuple[Pattern, ...] = (
         "note_captures",
         "captur|dump|snapshot|sample",
         expression=(
-            r"(?:captures?|dumps?|snapshots?|samples?)[^\n]*?(?P<where>ahead|behind|late|missing|apart"
+            r"(?:captures?|dumps?|snapshots?|samples?)[^\n]{0,400}?(?P<where>ahead|behind|late|missing|apart"
             r"|differ\w*|elsewhere)"
         ),
         refine=_captures,
