@@ -253,19 +253,6 @@ STORIES = {
         "undetermined",
         [],
     ),
-    "one old time-out": (
-        "[2023-03-01 10:00:01] INFO iteration 100 loss 3.2\n"
-        "[2023-03-01 10:10:01] [E ProcessGroupNCCL.cpp:821] [Rank 2] Watchdog caught collective "
-        "operation timeout: WorkNCCL(SeqNum=77, OpType=ALLREDUCE, Timeout(ms)=600000) ran for "
-        "600900 milliseconds before timing out.\n"
-        "Some NCCL operations have failed or timed out. Due to the asynchronous nature of CUDA "
-        "kernels, subsequent GPU operations might run on corrupted/incomplete data. To avoid "
-        "this inconsistency, we are taking the entire process down.\n"
-        "terminate called after throwing an instance of 'std::runtime_error'\n",
-        "undetermined",
-        "undetermined",
-        [],
-    ),
     "memory of a loader worker": (
         "Host memory keeps growing. After 3 hours:\n"
         "[Mon Nov 11 10:10:10 2024] "
@@ -288,14 +275,6 @@ STORIES = {
         "[rank40]: torch.distributed.DistBackendError: NCCL communicator was aborted on rank 40.\n"
         "n5:1:1 [0] NCCL WARN NET/IB : Got completion from peer 10.0.0.9<41234> with status=12 "
         "opcode=0 len=0 vendor err 129 (Recv) localGid fe80:: remoteGids fe80:: hca mlx5_0\n",
-        "communication_hang",
-        "hardware_link",
-        [],
-    ),
-    "no acknowledgement": (
-        "n5:1:1 [0] NCCL WARN NET/IB : Got completion from peer 10.0.0.9<41234> with status=12 "
-        "opcode=0 len=0 vendor err 129 (Recv) localGid fe80:: remoteGids fe80:: hca mlx5_0\n"
-        "n5:1:1 [0] NCCL INFO transport/net.cc:1302 -> 6\n",
         "communication_hang",
         "hardware_link",
         [],
@@ -428,6 +407,56 @@ STORIES = {
         "all-reduce busbw 1.1 GB/s on a 400 Gb/s InfiniBand cluster\n",
         "communication_slow",
         "configuration",
+        [],
+    ),
+    "collector of garbage": (
+        "py-spy on each of 4 ranks:\n"
+        "\n"
+        "Rank 0 (pid 100):\n"
+        'Thread 100 (active): "MainThread"\n'
+        "    _all_gather_base (torch/distributed/distributed_c10d.py:2900)\n"
+        "    backward (train.py:50)\n"
+        "    <module> (train.py:90)\n"
+        "Rank 1 (pid 101):\n"
+        'Thread 101 (active): "MainThread"\n'
+        "    _all_gather_base (torch/distributed/distributed_c10d.py:2900)\n"
+        "    backward (train.py:50)\n"
+        "    <module> (train.py:90)\n"
+        "Rank 2 (pid 102):\n"
+        'Thread 102 (active+gil): "MainThread"\n'
+        "    collect (gc_hook.py:3)\n"
+        "    step (train.py:70)\n"
+        "    <module> (train.py:90)\n"
+        "Rank 3 (pid 103):\n"
+        'Thread 103 (active): "MainThread"\n'
+        "    _all_gather_base (torch/distributed/distributed_c10d.py:2900)\n"
+        "    backward (train.py:50)\n"
+        "    <module> (train.py:90)\n",
+        "noncommunication_hang",
+        "application",
+        [2],
+    ),
+    "numbers that differ by one": (
+        "[1,0]<stdout>:iteration 5 loss 1.0\n"
+        "[1,1]<stderr>:[E ProcessGroupNCCL.cpp:737] [Rank 1] Watchdog caught collective "
+        "operation timeout: WorkNCCL(SeqNum=40, OpType=ALLREDUCE, TensorShape=[1], "
+        "Timeout(ms)=1800000) ran for 1800530 milliseconds before timing out.\n"
+        "[1,2]<stderr>:[E ProcessGroupNCCL.cpp:737] [Rank 2] Watchdog caught collective "
+        "operation timeout: WorkNCCL(SeqNum=41, OpType=ALLREDUCE, TensorShape=[1], "
+        "Timeout(ms)=1800000) ran for 1800530 milliseconds before timing out.\n"
+        "[1,3]<stderr>:[E ProcessGroupNCCL.cpp:737] [Rank 3] Watchdog caught collective "
+        "operation timeout: WorkNCCL(SeqNum=41, OpType=ALLREDUCE, TensorShape=[1], "
+        "Timeout(ms)=1800000) ran for 1800530 milliseconds before timing out.\n",
+        "noncommunication_hang",
+        "undetermined",
+        [1],
+    ),
+    "a known defect": (
+        "NCCL 2.18.1 hang with CUDA graphs, known bug fixed in 2.18.3\n"
+        "n0:1:1 [0] NCCL INFO NCCL version 2.18.1+cuda12.1\n"
+        "n0:1:1 [0] NCCL WARN [Service thread] Accept failed Resource temporarily unavailable\n",
+        "undetermined",
+        "software_library",
         [],
     ),
 }

@@ -251,6 +251,15 @@ PROGRAM_LINES: tuple[FaultLine, ...] = (
         "start the fabric manager of the driver's version on this node",
     ),
     FaultLine(
+        "note_bug",
+        "cause",
+        "undetermined",
+        "software_library",
+        0.6,
+        "a defect of a library's version is spoken of",
+        "the same run with the other version, nothing else changed",
+    ),
+    FaultLine(
         "note_cure",
         "cause",
         "communication_hang",

@@ -62,7 +62,7 @@ def _told(case: LogCase) -> list[Finding]:
     for found in (health_findings(case), phase_findings(case), claim_findings(case), causes):
         if _says_something(found):
             return _after(found, hang)
-    unclear = [*hang, *diagnose_stacks(case.stacks), *capture_findings(case), *symptoms_of(case)]
+    unclear = [*hang, *diagnose_stacks(case.stacks), *capture_findings(case), *causes, *symptoms_of(case)]
     return unclear[:1] or slow[:1] or health_findings(case)[:1] or slow_network_findings(case) or [_quiet(case)]
 
 

@@ -30,7 +30,8 @@ def hang_findings(case: LogCase) -> list[Finding]:
         return [late]
     else:
         found = list(diagnose_hang(report.groups)) if _compares(report, case.world()[0]) else []
-        found = _with_quotes(found, report)
+        told = {event.rank for event in case.of("group_status")}
+        found = [_without_status(finding, told) for finding in _with_quotes(found, report)]
         if not any(finding.kind != "undetermined" for finding in found):
             found = _without_numbers(case, report) or found
     return _merged([_explained(case, finding, report=report) for finding in found])
@@ -55,6 +56,22 @@ def _compares(report: HangReport, world: int | None) -> bool:
         if len(places) > 1 or len(group.positions) == world:
             return True
     return False
+
+
+def _without_status(finding: Finding, told: set[int | None]) -> Finding:
+    """Time-outs alone say what a rank waits in, not what it has finished: a device that stopped is only one reading."""
+    ranks = {suspect.rank for group in finding.suspects for suspect in group}
+    if finding.layer != "hardware_gpu" or ranks <= told:
+        return finding
+    return msgspec.structs.replace(
+        finding,
+        layer="undetermined",
+        confidence=min(finding.confidence, 0.6),
+        evidence=(
+            *finding.evidence,
+            "or it made fewer calls than the others: what it has finished is not in these lines",
+        ),
+    )
 
 
 def _with_quotes(findings: list[Finding], report: HangReport) -> list[Finding]:

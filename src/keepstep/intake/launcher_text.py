@@ -52,8 +52,10 @@ LAUNCHER_PATTERNS: tuple[Pattern, ...] = (
         r"dumped\))?[\w -]*?(?:code (?P<code_2>\d+))?)\s*$"
         r"|process rank (?P<ranks_2>\d+) with PID (?P<victim_2>\d+) on node (?P<host_2>[\w.-]+) exited on "
         r"signal (?P<number>\d+)(?: \((?P<how_2>[^)]*)\))?"
+        r"|(?:pid|process) (?P<victim_4>\d+) (?:died|exited|terminated"
+        r"|was killed)[^\n]{0,30}exit ?code:? (?P<code_4>-?\d+)"
         r"|Process (?P<victim_3>\d+) exits with return code = (?P<code_3>-?\d+)",
-        refine=lambda text, fields: _ended(text, {re.sub(r"_[23]$", "", key): value for key, value in fields.items()}),
+        refine=lambda text, fields: _ended(text, {re.sub(r"_[234]$", "", key): value for key, value in fields.items()}),
     ),
     pattern(
         "first_failure",

@@ -81,6 +81,13 @@ NOTE_PATTERNS: tuple[Pattern, ...] = (
         refine=lambda _, fields: {key.removesuffix("_2"): value for key, value in fields.items()} | {"claimed": "yes"},
     ),
     pattern(
+        "note_bug",
+        "known bug|known issue|fixed in|regression|upgrad|downgrad",
+        expression=r"\bknown (?:bug|issue|defect)\b|\bfixed in (?:version |v)?\d+\.\d+|\bregression (?:in|since|from)\b"
+        r"|\b(?:after|since) (?:the )?(?:up|down)grad\w+\b[^.\n]{0,60}",
+        refine=_claimed,
+    ),
+    pattern(
         "note_cure",
         "nccl_|disable",
         expression=r"\b(?:with|after|when|setting|if I set|export(?:ing)?)\b[^.\n]{0,30}?(?P<setting>(?:NCCL"
