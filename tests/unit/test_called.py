@@ -44,6 +44,13 @@ def test_two_members_cannot_say_who_is_wrong() -> None:
     assert len(finding.suspects) == 1 and len(finding.suspects[0]) == 2
 
 
+def test_of_two_members_the_one_that_calls_something_new_is_wrong() -> None:
+    (finding,) = disagreements([told(0, 8, 4, 8), told(1, 8, 4, 9)])
+    assert finding.suspects == ((Suspect(rank=1),),) and finding.victims == (0,)
+    (finding,) = disagreements([told(0, 8, 4, 4), told(1, 8, 4, 8)])
+    assert len(finding.suspects[0]) == 2  # both are usual here
+
+
 def test_what_was_told_twice_is_joined_and_a_closed_group_keeps_its_name() -> None:
     (finding,) = disagreements([told(0, 8, 8), told(1, 8), told(1, 9, first=11, name=""), told(2, 8, 8)])
     assert finding.group == "dp" and finding.suspects == ((Suspect(rank=1),),)

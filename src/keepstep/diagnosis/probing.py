@@ -17,7 +17,7 @@ from keepstep.records.finding_words import ranks_of
 
 __all__ = ["NodeResult", "PairResult", "ProbePlan", "narrowed", "plan_probe"]
 
-Pair = tuple[int, int]
+_Pair = tuple[int, int]
 
 _MOST_PAIRS = 24
 _WITNESSES = 2
@@ -33,7 +33,7 @@ class ProbePlan(msgspec.Struct, frozen=True):
     stacks of `ranks`."""
 
     kind: Literal["links", "cpu", "read", "stacks"]
-    pairs: tuple[Pair, ...] = ()
+    pairs: tuple[_Pair, ...] = ()
     ranks: tuple[int, ...] = ()
 
 
@@ -98,7 +98,7 @@ def narrowed(
 # ---------------------------------------------------------------- links
 
 
-def _pairs(finding: Finding, world: int) -> tuple[Pair, ...]:
+def _pairs(finding: Finding, world: int) -> tuple[_Pair, ...]:
     """The suspected links, and as many others as tell their ends apart."""
     links = [s.link for group in finding.suspects for s in group if s.link is not None]
     sources = [s.source for group in finding.suspects for s in group if s.source is not None]
@@ -107,7 +107,7 @@ def _pairs(finding: Finding, world: int) -> tuple[Pair, ...]:
     touched = {*sources, *ends, *ranks, *(rank for link in links for rank in link)}
     free = [rank for rank in range(world) if rank not in touched]
     witnesses = (free or list(range(world)))[: _WITNESSES + 1]
-    wanted: list[Pair] = [(a, b) for a, b in links]
+    wanted: list[_Pair] = [(a, b) for a, b in links]
     for a, b in links:
         wanted += [pair for w in witnesses[:_WITNESSES] for pair in ((a, w), (w, b))]
         wanted.append((b, a))
@@ -142,7 +142,7 @@ def _after_links(
     return finding.kind, (tuple(fits),), sure, words
 
 
-def _fitting(slow: set[Pair], measured: Iterable[Pair]) -> list[Suspect]:
+def _fitting(slow: set[_Pair], measured: Iterable[_Pair]) -> list[Suspect]:
     """What predicts the slow pairs best; the smallest thing where several predict the same."""
     pairs = list(measured)
     things = [Suspect(link=pair) for pair in sorted(slow)]
@@ -161,7 +161,7 @@ def _fitting(slow: set[Pair], measured: Iterable[Pair]) -> list[Suspect]:
     return fits
 
 
-def _predicts(thing: Suspect, pair: Pair) -> bool:
+def _predicts(thing: Suspect, pair: _Pair) -> bool:
     if thing.link is not None:
         return thing.link == pair
     if thing.source is not None:

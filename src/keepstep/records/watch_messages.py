@@ -17,6 +17,7 @@ __all__ = [
     "HangDenied",
     "LinkProbed",
     "MemberHung",
+    "MemberMoves",
     "MemberSlow",
     "NodeProbed",
     "PlainSeen",
@@ -135,6 +136,13 @@ class NodeProbed(_Told, frozen=True, tag=True):
     note: str = ""
 
 
+class MemberMoves(_Told, frozen=True, tag=True):
+    """A process that was reported as stopped runs again."""
+
+    member: str
+    rank: int
+
+
 class HangDenied(_Told, frozen=True, tag=True):
     """A check found no hard evidence of a hang of `member`: nobody is replaced, because of `why`."""
 
@@ -188,6 +196,15 @@ class ProbeNode(_Asked, frozen=True, tag=True):
 
 
 WatchFact = (
-    Watched | PlainSeen | EvidenceGiven | MemberHung | MemberSlow | HangDenied | Called | LinkProbed | NodeProbed
+    Watched
+    | PlainSeen
+    | EvidenceGiven
+    | MemberHung
+    | MemberSlow
+    | MemberMoves
+    | HangDenied
+    | Called
+    | LinkProbed
+    | NodeProbed
 )
 WatchOrder = GiveEvidence | CheckHang | TellCalls | ProbeLinks | ProbeNode

@@ -30,7 +30,7 @@ from keepstep.records.messages import (
     Welcome,
 )
 from keepstep.records.path_messages import ProbePaths
-from keepstep.records.watch_messages import CheckHang, GiveEvidence, ProbeNode, TellCalls
+from keepstep.records.watch_messages import CheckHang, GiveEvidence, MemberMoves, ProbeNode, TellCalls
 from keepstep.service.background import background
 from keepstep.service.clock import Clock
 from keepstep.service.drill_watch import DrillWatch, drilled_command, drilled_fact
@@ -268,6 +268,8 @@ class Agent:
             await asyncio.sleep(_POLL_S)
             now = self._clock.wall()
             for member in tuple(self.members.values()):
+                if member.moves_again():
+                    self._upward(member.name, MemberMoves(member.name, member.rank))
                 since = member.newly_frozen(now, after_s=self._settings.frozen_s)
                 if since is not None and not member.ended_by_order:
                     self._report_frozen(member, since)

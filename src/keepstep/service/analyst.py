@@ -40,6 +40,10 @@ _END_S = 2.0
 _log = logging.getLogger(__name__)
 
 
+def _nothing() -> None:
+    """What follows from a look where nobody asked."""
+
+
 class Analyst:
     """One job's analysis from `open()` to `close()`; `on_change(standing)` is called in the event loop.
 
@@ -52,6 +56,7 @@ class Analyst:
         self.baseline = b""
         self.arrivals: Callable[[], tuple[ArrivalNote, ...]] = tuple
         self.retired: Callable[[], tuple[int, ...]] = tuple
+        self.after_look: Callable[[], None] = _nothing
         self._begin = begin
         self._on_change = on_change
         self._clock = clock
@@ -105,6 +110,7 @@ class Analyst:
             self._reports.clear()
             self._plain.clear()
             await self._ask(Look(self._clock.wall(), reports, plain, self.retired(), self.arrivals()))
+        self.after_look()
 
     async def close(self) -> None:
         """A last look, then the end of the process."""

@@ -145,5 +145,5 @@ class _Embedded:
             loss=first.loss if first else None,
             members=len(live(state.members)),
             standbys=len(standbys(state.members)),
-            findings=self.host.desk.words(),
+            findings=self.host.desk.book.words(),
         )

@@ -80,6 +80,10 @@ class MemberProcess:
         self._frozen_reported = True
         return self._frozen_since
 
+    def moves_again(self) -> bool:
+        """Once true after it was told as frozen and is not any more; to be asked before `newly_frozen`."""
+        return self._frozen_reported and not frozen(self.process.pid)
+
     def drain(self) -> None:
         """Read what the process printed last and close its pipes and log."""
         for reader in self._readers:
