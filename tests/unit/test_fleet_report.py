@@ -194,6 +194,34 @@ def test_mistakes_are_one_line(tmp_path, story, capsys):
     assert all(line.startswith("keepstep: ") for line in lines)
 
 
+def test_a_fleet_of_nothing_still_reports(tmp_path):
+    (tmp_path / "empty.txt").write_text("")
+    import_sources([tmp_path / "empty.txt"], tmp_path / "fleet", reading=Reading(), say=lambda line: None)
+    found = report_of_fleet(tmp_path / "fleet", ReportOptions())
+    assert [section.key for section in found.sections] == ["nodes", "lemons", "checks", "sources"]
+    assert "<svg" not in report_html(found)
+
+
+ODD = """JobIDRaw|JobID|JobName|User|Partition|State|Submit|Start|End|NNodes|AllocTRES|NodeList
+1|1|a|u|p|RUNNING|2025-01-01T00:00:00|2025-01-01T01:00:00|Unknown|1|gres/gpu=8|n1
+2|2|b|u|p|PENDING|2025-01-01T00:00:00|Unknown|Unknown|1||None assigned
+3|3|c|u|p|NODE_FAIL|2025-01-02T00:00:00|2025-01-02T01:00:00|2025-01-02T01:00:00|1|gres/gpu=8|n1
+4|4|d|u|p|COMPLETED|2025-01-02T00:00:00|2025-01-02T01:00:00|2025-01-01T01:00:00|1|gres/gpu=8|n1
+5|5|e|u|p|COMPLETED|1970-01-01T00:00:00|1970-01-01T01:00:00|2099-01-01T01:00:00|9999999|gres/gpu=99999999|n1
+6|6|f|u|p|FAILED|2025-01-02T00:00:00|2025-01-02T01:00:00|2025-01-02T02:00:00|1||n1
+"""
+
+
+def test_odd_accounts_end_in_a_report(tmp_path):
+    (tmp_path / "sacct.txt").write_text(ODD)
+    import_sources([tmp_path / "sacct.txt"], tmp_path / "fleet", reading=Reading(), say=lambda line: None)
+    found = report_of_fleet(tmp_path / "fleet", ReportOptions(changes=("2025-01-01", "2030-01-01")))
+    assert "difference 0 us" in found.sections[0].words[0]
+    assert json.loads(report_json(found))
+    assert report_text(found)
+    assert report_html(found).endswith("</html>")
+
+
 def test_an_unknown_column_of_groups_is_refused(story):
     with pytest.raises(UsageError, match="no column of groups"):
         report_of_fleet(story, ReportOptions(group="; DROP TABLE attempts"))

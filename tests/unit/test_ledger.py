@@ -278,4 +278,6 @@ def test_rows_that_cannot_be_counted_are_counted_as_such():
         attempt(5, 100, 0),
     )
     assert (len(columns.run), columns.left_out, columns.turned) == (2, 2, 1)
+    eternal = attempts(attempt(1, 0, 9e12, gpus=10**6), attempt(2, 0, 100, gpus=10**6))
+    assert (len(eternal.run), eternal.left_out) == (1, 1)
     assert columns.length.tolist() == [100 * 10**6, 0]

@@ -18,6 +18,9 @@ __all__ = ["COLUMNS", "UNKNOWN", "AttemptArrays", "among", "arrays_of", "exact_s
 UNKNOWN = np.iinfo(np.int64).min
 """A time or an id that is not known."""
 
+_MOST_GPU_US = 2**62
+"""GPU-time of one attempt that can be reckoned with: 40,000 years of 3,000 GPUs."""
+
 COLUMNS: tuple[str, ...] = (
     "attempt_id",
     "run_id",
@@ -50,7 +53,7 @@ class AttemptArrays(msgspec.Struct, frozen=True):
 
     `end` is the last moment known where it still runs. `nodes` is never 0. `cause`, `ending`, `owner`, `kind` (the
     partition) and `group` are pairs of an array of numbers and their names. `left_out` counts rows without start, end
-    or GPUs, `turned` those that ended before they began (their length is taken for 0).
+    or GPUs and those of an absurd length, `turned` those that ended before they began (their length is taken for 0).
     """
 
     attempt: Any
@@ -101,6 +104,8 @@ def arrays_of(table: pa.Table, *, group: str = "group_key") -> AttemptArrays:
     end = np.where(running, _numbers(table, "last_seen"), ends)
     gpus = _numbers(table, "gpus")
     good = (start != UNKNOWN) & (end != UNKNOWN) & (gpus > 0)
+    absurd = good & (np.where(good, end, 0) - np.where(good, start, 0) > _MOST_GPU_US // np.maximum(gpus, 1))
+    good &= ~absurd
     run, life = _numbers(table, "run_id"), _numbers(table, "life")
     order = np.flatnonzero(good)
     order = order[np.lexsort((start[order], life[order], run[order]))]

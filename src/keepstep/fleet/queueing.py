@@ -132,12 +132,16 @@ def idle_capacity(
         capacity_gpus=whole,
         capacity_from=said,
         moments=len(grid),
-        allocated=float(used.mean() / whole),
-        idle=float(free.mean() / whole),
-        fragmented=float(stuck.mean() / whole),
+        allocated=_share(used, whole),
+        idle=_share(free, whole),
+        fragmented=_share(stuck, whole),
         mean_waiting_jobs=float(waiting.sum(axis=0).mean()),
         mean_waiting_gpus=float((waiting * sizes[:, None]).sum(axis=0).mean()),
     )
+
+
+def _share(gpus: Any, whole: int) -> float:
+    return float(gpus.mean() / whole) if whole else float("nan")
 
 
 def _grid(start: Any, end: Any, *, moments: int) -> Any:

@@ -147,7 +147,7 @@ def _top(name: str) -> float:
 def _mttf(axes: Axes, sheets: _Sheets) -> None:
     sheet, projected = _first(sheets), sheets[1]
     rows = [row for row in sheet.rows if math.isfinite(_finite(row["mttf_hours"]))]
-    none = [row for row in sheet.rows if not math.isfinite(_finite(row["mttf_hours"]))]
+    none = [row for row in sheet.rows if not math.isfinite(_finite(row["mttf_hours"])) and row["mttf_low"] > 0]
     x = [_top(row["size"]) for row in rows]
     value = [row["mttf_hours"] for row in rows]
     up = [_finite(row["mttf_high"]) - row["mttf_hours"] for row in rows]
@@ -168,7 +168,8 @@ def _mttf(axes: Axes, sheets: _Sheets) -> None:
         axes.plot(far, _column(projected, "mttf_hours"), "--", color=_MODEL, label="PROJECTION beyond observed sizes")
         axes.axvline(far[0] / math.sqrt(2), color=_SOFT, lw=0.8, ls=":")
     axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
+    if value or none:
+        axes.set_yscale("log")
     ticks = sorted(
         {*(_top(row["size"]) for row in sheet.rows), *(row["gpus"] for row in (projected.rows if projected else ()))}
     )
