@@ -66,6 +66,7 @@ class FindingBook:
             standing = msgspec.structs.replace(standing, status="updated")
         if known is None:
             self._count += 1
+            standing = msgspec.structs.replace(standing, status="new")
         finding = self._journalled(standing, known.number if known is not None else self._count)
         if standing.status == "ended":
             del self.open[standing.key]

@@ -155,9 +155,16 @@ class FindingDesk:
         self._hangs.check(self.book.open)
 
     def _said_otherwise(self, standing: Standing) -> bool:
-        """Whether the calls of the members have told this mismatch already, in more words."""
-        mismatch = standing.finding.kind == "collective_mismatch" and standing.key not in self.book.open
-        return mismatch and any(f.kind == "collective_mismatch" for f in self.book.open.values())
+        """Whether it is told already in other words: a mismatch by the calls of members, a hang by the kernel."""
+        finding, key = standing.finding, standing.key
+        if key in self.book.open:
+            return False
+        if finding.kind == "collective_mismatch":
+            return any(known.kind == finding.kind for known in self.book.open.values())
+        return any(
+            other.startswith(_LOSSES) and known.kind == finding.kind and ranks_of(known) == ranks_of(finding)
+            for other, known in self.book.open.items()
+        )
 
     def _add_probed(self, finding: Finding) -> Finding:
         """Take what a probe found; as it is in the journal."""
