@@ -108,7 +108,8 @@ _RUNS = """
                min(came) AS submit, min(start) AS start,
                CASE WHEN bool_and("end" IS NOT NULL) THEN max("end") END AS "end",
                arg_max(state, (life, attempt_id)) AS state,
-               sum(held)::BIGINT AS allocated_us, least(sum(held::HUGEINT * gpus), 9223372036854775807)::BIGINT AS gpu_us
+               sum(held)::BIGINT AS allocated_us,
+               least(sum(held::HUGEINT * gpus), 9223372036854775807)::BIGINT AS gpu_us
         FROM lives GROUP BY run_id
     )
     SELECT run_id, a.cluster, a.name, a."user", a.account, a.partition, a.qos, a.group_key, d.attempts, d.requeues,
