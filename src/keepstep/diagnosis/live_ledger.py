@@ -18,7 +18,7 @@ _DEARER = 1.5
 _OF_STEPS = ("slow:", "data:", "link:", "past:", "imbalance")
 
 
-def of_steps(key: str) -> bool:
+def _of_steps(key: str) -> bool:
     """Whether a finding is one that is judged step by step."""
     return key.startswith(_OF_STEPS)
 
@@ -34,7 +34,7 @@ def settle(watch: Watch, verdicts: Iterable[Verdict], *, now: float, step: int |
             yield from _say(watch, verdict, now=now, step=watch.history.done)
     if step is None:
         watch.pending = {key: since for key, since in watch.pending.items() if key in said}
-    for key in [key for key in watch.findings if of_steps(key) == (step is not None) and key not in said]:
+    for key in [key for key in watch.findings if _of_steps(key) == (step is not None) and key not in said]:
         if step is None and not key.startswith("silent:"):
             if watch.stepped > watch.findings[key].finding.wall:  # it stood still, and now it moves
                 yield _end(watch, key, step=step)

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["KINDS", "Layout"]
+__all__ = ["KINDS", "Layout", "Numbers"]
 
 Numbers: TypeAlias = NDArray[Any]
 
