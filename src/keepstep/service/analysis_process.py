@@ -33,7 +33,7 @@ from keepstep.service.arrivals import judged
 __all__ = ["Analysis", "main"]
 
 _NICE = 5
-_BASELINE_EVERY = 40
+_BASELINE_EVERY = 100
 _OTHERS = ("start:", "plain:", "earlier:")
 """How the keys of findings begin that are not the live analysis's own."""
 

@@ -31,7 +31,7 @@ from keepstep.service.clock import Clock
 
 __all__ = ["Analyst"]
 
-_LOOK_S = 0.25
+_LOOK_S = 0.1
 _ANSWER_S = 60.0
 _MOST_REPORTS = 20_000
 _MOST_STARTS = 5
@@ -89,7 +89,7 @@ class Analyst:
         self._task = background(self._run())
 
     async def _run(self) -> None:
-        """Look four times a second, for as long as the job runs."""
+        """Look ten times a second, for as long as the job runs."""
         await self._useful.wait()
         while not self._closing and (self._starts < _MOST_STARTS or self._process is not None):
             before = self._clock.monotonic()

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Observer"]
 
-_LOOK_S = 0.125
-_LOOKS_A_REPORT = 2
+_LOOK_S = 0.0625
+_LOOKS_A_REPORT = 1
 _SIGN_OF_LIFE_S = 1.0
 _IDLE_US = 1_000_000
 _STACK_EVERY_S = 1.0
