@@ -309,7 +309,7 @@ def training_step(stage: str, steps: int) -> float:
 def _train(scratch: Path, fabric: Fabric, *, stage: str, steps: int) -> float:
     (scratch / "topology.yaml").write_text("keepstep_topology: 1\nclos: {hosts: 8, hosts_per_leaf: 4, spines: 4}\n")
     hops = "".join(f'"{fabric.spine_address(s, leaf=leaf)}" = "spine{s}"\n' for s in range(SPINES) for leaf in range(2))
-    (scratch / "traffic.toml").write_text(f'topology = "topology.yaml"\nstage = "{stage}"\n[hops]\n{hops}')
+    (scratch / "traffic.toml").write_text(f'topology = "topology.yaml"\nstage = "low_priority"\n[hops]\n{hops}')
     keepstep = [sys.executable, "-m", "keepstep.cli"]
     script = [str(JOBS.parent.parent / "examples/gpt/train.py"), "--steps", str(steps)]
     place = ["--host", fabric.management, "--port", "29400", "--run", str(scratch / "run")]

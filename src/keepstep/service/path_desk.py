@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
 from keepstep.control.job_state import Directed
 from keepstep.control.roster import Member, by_rank
 from keepstep.errors import UsageError
+from keepstep.records.demand import Demand, Seat
 from keepstep.records.events import TrafficChange, TrafficRoutes
 from keepstep.records.messages import Fact, PathsReady, PeerLostReport, TakePaths
 from keepstep.records.path_messages import PathsProbed, ProbePaths
@@ -27,6 +27,7 @@ from keepstep.service.keeper import Keeper
 from keepstep.service.output import Console
 from keepstep.service.path_survey import port_range
 from keepstep.service.traffic_files import load_topology
+from keepstep.service.traffic_site import plan_in_force
 from keepstep.traffic.conducting import (
     Action,
     AskHops,
@@ -39,6 +40,7 @@ from keepstep.traffic.conducting import (
     TrafficConductor,
 )
 from keepstep.traffic.planner import Planner
+from keepstep.traffic.stages import Stage, StagePolicy, admitted
 
 __all__ = ["PathDesk", "TrafficFile", "read_traffic_file"]
 
@@ -50,17 +52,23 @@ _PIECE = 500
 
 
 class TrafficFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The TOML file of the setting `traffic`. `topology` is relative to it; nodes are named as its hosts are.
+    """The TOML file of the setting `traffic`. Nodes are named as the hosts of the topology are.
 
-    `hops` names the switches by the address that they answer a probe from, `ports` are the source ports that may be
-    used, FIRST-LAST. `stage` "advise" only says what it would do.
+    `topology` is a file, `site` a directory of `keepstep traffic site`, whose other jobs keep their ways; one of the
+    two, relative to this file. `hops` names the switches by the address that they answer a probe from, `ports` are the
+    source ports that may be used, FIRST-LAST. `stage`, `priority` and the two limits say whether the plan is put in
+    force or only told, as in `traffic.stages`.
     """
 
-    topology: str
     hops: dict[str, str]
+    topology: str = ""
+    site: str = ""
     ports: str = "42000-42127"
     ttl: int = 2
-    stage: Literal["advise", "act"] = "advise"
+    stage: Stage = "advise"
+    priority: int = 0
+    low_priority: int = 0
+    large_ranks: int = 64
     least_bytes: float = 65536.0
 
 
@@ -76,7 +84,12 @@ def read_traffic_file(path: Path) -> tuple[TrafficFile, Planner]:
         known = ", ".join(TrafficFile.__struct_fields__)
         raise UsageError(f"bad traffic file: {error}", where=str(path), remedy=f"known keys: {known}") from error
     port_range(found.ports)
-    planner = Planner(load_topology(path.parent / found.topology))
+    if bool(found.topology) == bool(found.site):
+        raise UsageError("a traffic file names a topology or a site", where=str(path), remedy="give one of the two")
+    if found.site:
+        planner = plan_in_force(path.parent / found.site)
+    else:
+        planner = Planner(load_topology(path.parent / found.topology))
     unknown = sorted(set(found.hops.values()) - set(planner.network.tier))
     if unknown:
         raise UsageError(f"hops name no switch of the topology: {', '.join(unknown[:5])}", where=str(path))
@@ -90,14 +103,20 @@ class PathDesk:
         self, shell: JobShell, keeper: Keeper, file: tuple[TrafficFile, Planner], *, clock: Clock, console: Console
     ) -> None:
         found, planner = file
+        spec = shell.state.spec
+        seats = tuple(Seat(rank, "") for rank in range(spec.world))
+        policy = StagePolicy(found.stage, found.low_priority, found.large_ranks)
+        acts, why = admitted(Demand(spec.job, seats, (), priority=found.priority), policy)
+        console.say(f"keepstep: traffic: plans are {'put in force' if acts else 'only told'} ({why})", error=True)
         settings = ConductorSettings(
             hops=found.hops,
             ports=port_range(found.ports),
             ttl=found.ttl,
             least_bytes=found.least_bytes,
-            act=found.stage == "act",
+            act=acts,
         )
-        self._conductor = TrafficConductor(shell.state.spec.job, planner, settings)
+        self._conductor = TrafficConductor(spec.job, planner, settings)
+        self._acts = acts
         self._stage = found.stage
         self._shell = shell
         self._keeper = keeper
@@ -187,7 +206,7 @@ class PathDesk:
             change="arrive" if action.added else "fail" if action.down else "restore",
             version=self._version,
             stage=self._stage,
-            applied=self._stage == "act",
+            applied=self._acts,
             reason=action.text,
             links=action.down,
             added=action.added,

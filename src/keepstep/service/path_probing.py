@@ -34,6 +34,7 @@ __all__ = [
 MAX_PORTS = 512
 _TIME_EXCEEDED = 11
 _TRIES = 5
+_PAUSE_S = 0.02
 _AT_ONCE = 32  # switches answer so many at once and not many more
 _NO_LINGER = struct.pack("ii", 1, 0)
 _TAKEN = (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
@@ -185,16 +186,17 @@ def hops_of_ways(
         listener.setblocking(False)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
         sender.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)  # it only sends
+        left = list(ways)
         for ttl in ttls:
             sender.setsockopt(socket.IPPROTO_IP, socket.IP_TTL, ttl)
+            missing = left
             for attempt in range(_TRIES):
-                missing = [way for way in ways if (way, ttl) not in found]
-                if attempt > 1 and len(missing) == len(ways):
+                answers = _ask_ways(sender, listener, missing, now=clock.monotonic, timeout_s=timeout_s)
+                found |= {(way, ttl): hop for way, hop in answers.items()}
+                missing = [way for way in missing if way not in answers]
+                if not missing or (attempt and not answers):
                     break
-                for start in range(0, len(missing), _AT_ONCE):
-                    part = missing[start : start + _AT_ONCE]
-                    answers = _ask_ways(sender, listener, part, now=clock.monotonic, timeout_s=timeout_s)
-                    found |= {(way, ttl): hop for way, hop in answers.items()}
+            left = [way for way in left if (way, ttl) in found]  # what is silent here is silent behind
     return tuple(tuple(found.get((way, ttl), "") for ttl in ttls) for way in ways)
 
 
@@ -207,19 +209,25 @@ def _ask_ways(
     timeout_s: float,
 ) -> dict[Way, str]:
     wanted = {(way.source_port, way.destination, way.port): way for way in ways}
-    for way in ways:
-        with contextlib.suppress(OSError):
-            sender.sendto(_segment(way), (way.destination, 0))
     found: dict[Way, str] = {}
-    deadline = now() + timeout_s
-    while len(found) < len(ways) and (left := deadline - now()) > 0:
-        if not select.select([listener], [], [], left)[0]:
-            break
-        with contextlib.suppress(BlockingIOError):
-            packet, (hop, _) = listener.recvfrom(2048)
-            asked = wanted.get(_quoted(packet) or (0, "", 0))
-            if asked is not None:
-                found[asked] = hop
+
+    def listen(until: float, enough: int) -> None:
+        while len(found) < enough and (left := until - now()) > 0:
+            if not select.select([listener], [], [], left)[0]:
+                return
+            with contextlib.suppress(BlockingIOError):
+                packet, (hop, _) = listener.recvfrom(2048)
+                asked = wanted.get(_quoted(packet) or (0, "", 0))
+                if asked is not None:
+                    found[asked] = hop
+
+    for start in range(0, len(ways), _AT_ONCE):
+        before = len(found)
+        for way in ways[start : start + _AT_ONCE]:
+            with contextlib.suppress(OSError):
+                sender.sendto(_segment(way), (way.destination, 0))
+        listen(now() + _PAUSE_S, before + _AT_ONCE)
+    listen(now() + timeout_s, len(ways))
     return found
 
 

@@ -28,7 +28,7 @@ from keepstep.traffic.model import compare
 from keepstep.traffic.planner import Change, Planner
 from keepstep.traffic.stages import StagePolicy, admitted
 
-__all__ = ["SiteFile", "SiteHistory", "TrafficSite", "history", "total_crossing"]
+__all__ = ["SiteFile", "SiteHistory", "TrafficSite", "history", "plan_in_force", "total_crossing"]
 
 _PIECE = 5000
 """Routes in one line of the journal."""
@@ -270,6 +270,13 @@ def total_crossing(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     for count in counts:
         total.update(count)
     return dict(total)
+
+
+def plan_in_force(directory: Path) -> Planner:
+    """The plan of the site in `directory`, to look at or to plan on in a copy. Raises as `TrafficSite.open`."""
+    if not (directory / "journal.jsonl").exists():
+        raise UsageError("no site there", where=str(directory), remedy="begin one with --start TOPOLOGY")
+    return _replay(directory, read_journal(directory)[0])[0]
 
 
 def _replay(directory: Path, events: Sequence[object]) -> tuple[Planner, dict[str, SiteFile]]:
