@@ -395,3 +395,17 @@ def test_every_file_is_known_by_its_beginning(path):
 
 def test_what_nobody_writes_is_not_guessed():
     assert (kind_of(b"hello\nworld\n"), kind_of(b""), kind_of(b"\x89PNG\r\n")) == (None, "empty", None)
+
+
+@pytest.mark.parametrize("number", ["1e18", "1e999", str(10**30), "-1", "true", "null", '"x"'])
+def test_numbers_that_are_none_do_not_end_in_a_traceback(number):
+    lines = (
+        f'{{"time": 1790000000, "job": "1", "step": {number}, "tokens": {number}, "attempt": {number}, "members": 9}}'
+    )
+    taken = read_text(lines, kind="training-log")
+    assert taken.tables["progress"].num_rows + len(taken.aside) == 1
+
+
+def test_a_csv_without_the_columns_of_a_job_is_refused():
+    with pytest.raises(RecordError, match="columns of no trace"):
+        read_text("job_id,user,start_time,end_time\n1,u,2,3\n", kind="trace-csv")

@@ -16,6 +16,7 @@ from keepstep.records.fleet_schema import TABLES, arrow_schema, empty
 
 __all__ = ["Taken", "finish_attempts", "finish_steps", "mixed", "name_number", "table_of", "taken_rows"]
 
+_MOST = 2**62
 _ID_MASK = np.uint64(2**63 - 1)
 
 
@@ -82,7 +83,10 @@ def _column(values: Any, kind: pa.DataType) -> pa.Array:
         return values.cast(kind) if values.type != kind else values
     array = np.asarray(values)
     if array.dtype == np.int64:
-        return pa.array(array, mask=array == UNKNOWN).cast(kind)
+        unknown = array == UNKNOWN
+        if pa.types.is_int32(kind):
+            unknown |= np.abs(np.where(unknown, 0, array)) >= 2**31
+        return pa.array(np.where(unknown, 0, array), mask=unknown).cast(kind)
     return pa.array(array, type=kind, from_pandas=True)
 
 
@@ -148,6 +152,14 @@ def taken_rows(table: str, rows: Sequence[Mapping[str, Any]], *, key: tuple[str,
     return table_of(table, columns, size=len(rows))
 
 
+def _whole(value: Any) -> int:
+    """A whole number that fits; UNKNOWN for anything else."""
+    if not isinstance(value, int | float) or not abs(value) < _MOST:
+        return UNKNOWN
+    whole: int = int(value)
+    return whole
+
+
 def _transposed(table: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     columns: dict[str, Any] = {}
     for column in TABLES[table].columns:
@@ -157,5 +169,5 @@ def _transposed(table: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]
         elif column.kind in ("real", "flag"):
             columns[column.name] = pa.array(values, pa.float64() if column.kind == "real" else pa.bool_())
         else:
-            columns[column.name] = np.array([UNKNOWN if value is None else int(value) for value in values], np.int64)
+            columns[column.name] = np.array([_whole(value) for value in values], np.int64)
     return columns

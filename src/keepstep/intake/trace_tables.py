@@ -106,6 +106,8 @@ def read_trace(stream: BinaryIO, *, zone: str, cluster: str, where: str) -> Iter
     names = _names(header.strip())
     if len(names) > MAX_COLUMNS:
         raise RecordError(f"{len(names)} columns, at most {MAX_COLUMNS} are read", where=where)
+    if not trace_header(header.strip()):
+        raise RecordError("columns of no trace known here", where=where)
     csv.field_size_limit(_MAX_FIELD)
     for rows, first, aside in _batches(text, len(names)):
         if _is_summary(names):
