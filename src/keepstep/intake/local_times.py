@@ -18,7 +18,7 @@ from keepstep.errors import UsageError
 
 __all__ = ["UNKNOWN", "Moments", "check_zone", "choose", "moment_of", "moments"]
 
-UNKNOWN = np.iinfo(np.int64).min
+UNKNOWN: int = -(2**63)
 """Stands for a time that is not known, in arrays of microseconds."""
 
 _WORDS = ["", "Unknown", "None", "N/A", "(null)", "NONE", "INVALID", "NO VALUE"]
