@@ -61,6 +61,7 @@ class _Tier:
 
 
 _TIERS = (
+    _Tier(steps=3, misses=0, ratio=0.65, times=3.0),
     _Tier(steps=4, misses=0, ratio=0.17, times=2.0),
     _Tier(steps=STEPS, misses=1, ratio=0.13, times=1.0),
     _Tier(steps=14, misses=1, ratio=_LEAST_RATIO, times=1.0),

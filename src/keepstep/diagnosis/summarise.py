@@ -47,7 +47,7 @@ class Summariser:
     """Reads one member's ring from where it stopped. One for each process; `shortest_s` is the least time between
     two messages, which grows with their size so that `BYTES_PER_S` is kept."""
 
-    def __init__(self, *, shortest_s: float = 0.2) -> None:
+    def __init__(self, *, shortest_s: float = 0.1) -> None:
         self._shortest_ns = int(shortest_s * 1e9)
         self._cursor = 0
         self._generation = -1
