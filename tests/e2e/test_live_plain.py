@@ -36,7 +36,7 @@ def test_a_dead_lock_is_named_and_the_job_goes_on_from_its_checkpoint(tmp_path, 
 
 @pytest.mark.long
 def test_a_frozen_rank_is_named_and_the_job_starts_again(tmp_path, quick):
-    with running(tmp_path / "run", "gloo.py", *arguments(tmp_path, "-1:-1:none"), options=("--settings", quick)) as job:
+    with running(tmp_path / "run", "gloo.py", *arguments(tmp_path, "9:0:none"), options=("--settings", quick)) as job:
         job.until(lambda: (tmp_path / "model.pt").exists(), "a checkpoint")
         started = [r["fact"] for r in job.records("FactRecord") if r["fact"]["kind"] == "MemberStarted"]
         os.kill(next(fact["pid"] for fact in started if fact["rank"] == 2), signal.SIGSTOP)
@@ -57,7 +57,7 @@ def test_a_slow_loader_is_named(tmp_path, quick):
 
 @pytest.mark.long
 def test_a_healthy_job_gives_no_finding(tmp_path, quick):
-    with running(tmp_path / "run", "gloo.py", *arguments(tmp_path, "-1:-1:none"), options=("--settings", quick)) as job:
+    with running(tmp_path / "run", "gloo.py", *arguments(tmp_path, "9:0:none"), options=("--settings", quick)) as job:
         assert job.finish() == 0, job.text()
     assert job.records("Finding") == []
 

@@ -11,7 +11,7 @@ from keepstep.service.hang_check import Look, compared
 from keepstep.service.stack_words import digest_of, own_line, place_words, stands_at_a_lock
 from keepstep.service.stacks import StackFrame
 
-SLEEPS = (StackFrame("stand_still", "/home/u/train.py", 12), StackFrame("<module>", "/home/u/train.py", 40))
+SLEEPS = (StackFrame("stand_still", "/u/train.py", 12), StackFrame("<module>", "/u/train.py", 40))
 STILL = Look("S", SLEEPS, "py-spy", 10.0, 500, False)
 
 
@@ -57,7 +57,7 @@ def test_a_loader_that_waits_for_its_workers_stands_at_no_lock() -> None:
         StackFrame("wait", "/usr/lib/python3.11/threading.py", 320),
         StackFrame("get", "/usr/lib/python3.11/queue.py", 171),
         StackFrame("_try_get_data", "/x/site-packages/torch/utils/data/dataloader.py", 1200),
-        StackFrame("<module>", "/home/u/train.py", 40),
+        StackFrame("<module>", "/u/train.py", 40),
     )
     assert not stands_at_a_lock(frames)
 
