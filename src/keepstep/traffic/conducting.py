@@ -284,7 +284,7 @@ class TrafficConductor:
         tell = Tell(
             self._words(moved, unmet, first=not before),
             moved=len(moved),
-            added=change.added,
+            added=max(0, len(self._routes) - len(before)),
             max_load=change.max_load,
             bound=change.bound,
             routes=self._planner.routes(self.job),
