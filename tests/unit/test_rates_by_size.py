@@ -7,7 +7,15 @@ import math
 import numpy as np
 import pytest
 
-from keepstep.fleet.rates_by_size import Lives, fleet_rate, lives_between, projections, rates_by_size, size_curves
+from keepstep.fleet.rates_by_size import (
+    Lives,
+    fleet_rate,
+    lives_between,
+    projections,
+    rates_by_size,
+    reference_rate,
+    size_curves,
+)
 from keepstep.fleet.rates_change import CANNOT_TELL, rate_ratio, rates_between
 from keepstep.fleet.sizes import DURATIONS, SIZES, duration_class, size_class, size_top
 
@@ -59,6 +67,16 @@ def test_projections_begin_where_events_end():
     assert found[1].mttf_low < 1.8029 < found[1].mttf_high
     wide = projections(lives, widen=2.0)
     assert wide[0].mttf_high > found[0].mttf_high
+
+
+def test_without_large_jobs_the_rate_of_all_sizes_is_the_model():
+    lives = planted(np.random.default_rng(3))
+    small = lives.chosen(lives.gpus <= 128)
+    rate, which = reference_rate(small)
+    assert rate.events == int(small.event.sum()) > 0
+    assert "all sizes" in which
+    assert projections(small)[0].gpus == 256
+    assert reference_rate(lives)[1].startswith("r_f")
 
 
 def test_curves_end_at_what_was_seen():

@@ -23,6 +23,7 @@ __all__ = [
     "lives_between",
     "projections",
     "rates_by_size",
+    "reference_rate",
     "size_curves",
 ]
 
@@ -52,8 +53,8 @@ class Lives(msgspec.Struct, frozen=True):
 class SizeRate(msgspec.Struct, frozen=True):
     """One class of sizes. Rates are per 1000 node-days with Garwood and bootstrap (over runs) limits.
 
-    `mttf_hours` is job-hours per event with its Garwood limits; infinite without events. `modelled_hours` is what the
-    fleet's rate of large jobs gives for the mean number of nodes. `alive_24h` is Kaplan-Meier's share of attempts
+    `mttf_hours` is job-hours per event with its Garwood limits; infinite without events. `modelled_hours` is what
+    `reference_rate` gives for the mean number of nodes. `alive_24h` is Kaplan-Meier's share of attempts
     alive after a day, `shape` the Weibull shape (None: too few events).
     """
 
@@ -80,10 +81,18 @@ def fleet_rate(lives: Lives, *, above_gpus: int = LARGEST_SMALL_GPUS, confidence
     return rate_of(int(large.event.sum()), float(large.node_days.sum()) / _THOUSAND, confidence=confidence)
 
 
+def reference_rate(lives: Lives) -> tuple[Rate, str]:
+    """The rate that models are made of, and which it is: r_f, or that of all sizes where no large job had an event."""
+    large = fleet_rate(lives)
+    if large.events:
+        return large, f"r_f, jobs above {LARGEST_SMALL_GPUS} GPUs"
+    return fleet_rate(lives, above_gpus=0), f"jobs of all sizes, for want of events above {LARGEST_SMALL_GPUS} GPUs"
+
+
 def rates_by_size(lives: Lives, *, rng: np.random.Generator) -> tuple[SizeRate, ...]:
     """A row for each class of sizes that occurs."""
     classes = size_class(lives.gpus)
-    model = fleet_rate(lives)
+    model = reference_rate(lives)[0]
     return tuple(
         _row(int(number), lives.chosen(classes == number), model=model, rng=rng) for number in np.unique(classes)
     )
@@ -140,7 +149,7 @@ def size_curves(lives: Lives, *, least_events: int = 5) -> tuple[tuple[str, Surv
 
 
 class Projection(msgspec.Struct, frozen=True):
-    """MTTF at a size nobody ran, from the rate of large jobs and its interval: a projection, not a measurement."""
+    """MTTF at a size nobody ran, from `reference_rate` and its interval: a projection, not a measurement."""
 
     gpus: int
     mttf_hours: float
@@ -149,10 +158,11 @@ class Projection(msgspec.Struct, frozen=True):
 
 
 def projections(lives: Lives, *, largest: int = 131_072, widen: float = 1.0) -> tuple[Projection, ...]:
-    """For each doubling beyond the largest size with an event, up to `largest` GPUs. Empty without any event above
-    `LARGEST_SMALL_GPUS`. `widen` stretches the interval's half-widths (sqrt of the variance-to-mean ratio).
+    """For each doubling beyond the largest size with an event, up to `largest` GPUs. Empty without any event.
+
+    `widen` stretches the interval's half-widths (by sqrt of the variance-to-mean ratio, where that is above 1).
     """
-    model = fleet_rate(lives)
+    model = reference_rate(lives)[0]
     if not model.events:
         return ()
     low = max(model.value - widen * (model.value - model.low), 1e-12) / _THOUSAND

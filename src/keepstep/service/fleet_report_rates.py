@@ -11,7 +11,14 @@ import numpy as np
 
 from keepstep.errors import UsageError
 from keepstep.fleet.rates import Rate
-from keepstep.fleet.rates_by_size import fleet_rate, lives_between, projections, rates_by_size, size_curves
+from keepstep.fleet.rates_by_size import (
+    fleet_rate,
+    lives_between,
+    projections,
+    rates_by_size,
+    reference_rate,
+    size_curves,
+)
 from keepstep.fleet.rates_change import rates_between
 from keepstep.fleet.rates_nodes import dispersion
 from keepstep.fleet.survival import SurvivalCurve
@@ -60,7 +67,8 @@ def rates_section(data: FleetData) -> Section:
             "Measured by size",
             rows=rows,
             shown=shown,
-            note="modelled: what r_f gives for the mean number of nodes; small and large jobs need not share one rate",
+            note=f"modelled: what the rate of {reference_rate(lives)[1]} gives for the mean number of nodes; small and "
+            "large jobs need not share one rate",
         ),
         sheet("survival", "Survival by size", rows=_curves(curves), drawn=True, note="hours of run time, Kaplan-Meier"),
         _projected(data, widen=spread.interval_factor),
@@ -115,7 +123,8 @@ def _curves(curves: tuple[tuple[str, SurvivalCurve], ...]) -> list[dict[str, Any
 
 def _projected(data: FleetData, *, widen: float) -> Sheet:
     found = projections(data.lives, widen=widen)
-    note = "not measured: r_f carried beyond the largest size that had an event, failures taken to grow with nodes"
+    which = reference_rate(data.lives)[1]
+    note = f"not measured: the rate of {which}, carried beyond the largest size that had one; failures grow with nodes"
     shown = (("GPUs", "{gpus:,}"), ("projected MTTF h [95 %]", "{mttf_hours} [{mttf_low}, {mttf_high}]"))
     return sheet("projections", "PROJECTION beyond the observed sizes", rows=found, note=note, shown=shown)
 

@@ -13,7 +13,7 @@ from keepstep.fleet.attempt_arrays import exact_sum
 from keepstep.fleet.ettr import DEFINITIONS, Training, exact, failure_free_minutes, finite, published
 from keepstep.fleet.ettr_measured import ettr_cells
 from keepstep.fleet.ledger import LABELS, LOSSES, ledger_lines
-from keepstep.fleet.rates_by_size import fleet_rate
+from keepstep.fleet.rates_by_size import reference_rate
 from keepstep.fleet.sizes import DURATIONS, SIZES, duration_class
 from keepstep.service.fleet_report_data import FleetData
 from keepstep.service.fleet_sheet import Section, sheet
@@ -115,7 +115,7 @@ def _chosen(times: Any, which: Any) -> Any:
 
 def _expected(data: FleetData) -> Any:
     """Expected ETTR by size, from the rate of large jobs and the assumptions, beside what was measured."""
-    rate = fleet_rate(data.lives)
+    rate, which = reference_rate(data.lives)
     options = data.options
     measured = {cell.group: cell for cell in ettr_cells(data.times, data.sizes, names=SIZES, rng=data.rng(2))}
     rows = []
@@ -151,7 +151,7 @@ def _expected(data: FleetData) -> Any:
     )
     modelled = f"{rate.value:.3g} per 1000 node-days" if rate.events else "unknown: no event"
     note = (
-        f"modelled from r_f = {modelled} (jobs above 128 GPUs), checkpoints every "
+        f"modelled from the rate of {which}: {modelled}; checkpoints every "
         f"{options.interval_minutes:g} min with a pause of {options.write_minutes:g} min, start-up "
         f"{options.startup_minutes:g} min, mean wait per life; the published form has no queue; finite: the mean "
         f"productive time of the size"
