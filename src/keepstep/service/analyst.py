@@ -26,7 +26,6 @@ from keepstep.service.analysis_wire import (
     decode_frame,
     framed,
 )
-from keepstep.service.background import background
 from keepstep.service.clock import Clock
 
 __all__ = ["Analyst"]
@@ -38,6 +37,12 @@ _MOST_STARTS = 5
 _RESTART_S = 1.0
 _END_S = 2.0
 _log = logging.getLogger(__name__)
+
+
+def _told(task: asyncio.Task[None]) -> None:
+    """A mistake in the analysis is in the log; it ends no job."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _log.error("the analysis ended: this job goes on without it", exc_info=error)
 
 
 def _nothing() -> None:
@@ -86,7 +91,8 @@ class Analyst:
 
     def open(self) -> None:
         """Begin, once there is something to look at."""
-        self._task = background(self._run())
+        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task.add_done_callback(_told)
 
     async def _run(self) -> None:
         """Look ten times a second, for as long as the job runs."""

@@ -123,7 +123,7 @@ class FindingDesk:
                     self._on_change(Standing(news.key, news.status, news.finding))
             case MemberStopped() | MemberHung():
                 self._note_loss(stands_still(node, fact), key=f"still:{fact.member}")
-                return not self._hangs.acts
+                return fact.rank >= 0 and not self._hangs.acts
             case _:
                 self._look_at(fact, node=node, member=member)
                 return False
