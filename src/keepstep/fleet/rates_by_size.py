@@ -85,8 +85,8 @@ def reference_rate(lives: Lives) -> tuple[Rate, str]:
     """The rate that models are made of, and which it is: r_f, or that of all sizes where no large job had an event."""
     large = fleet_rate(lives)
     if large.events:
-        return large, f"r_f, jobs above {LARGEST_SMALL_GPUS} GPUs"
-    return fleet_rate(lives, above_gpus=0), f"jobs of all sizes, for want of events above {LARGEST_SMALL_GPUS} GPUs"
+        return large, f"jobs above {LARGEST_SMALL_GPUS} GPUs (r_f)"
+    return fleet_rate(lives, above_gpus=0), f"jobs of all sizes (no event above {LARGEST_SMALL_GPUS} GPUs)"
 
 
 def rates_by_size(lives: Lives, *, rng: np.random.Generator) -> tuple[SizeRate, ...]:

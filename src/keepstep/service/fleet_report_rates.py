@@ -51,7 +51,7 @@ def rates_section(data: FleetData) -> Section:
         ("size", "{size}"),
         ("attempts", "{attempts:,}"),
         ("events", "{events:,}"),
-        ("node-days", "{node_days:,.0f}"),
+        ("node-days", "{node_days}"),
         ("per 1000 node-days [Garwood 95 %]", "{rate} [{low}, {high}]"),
         ("[bootstrap]", "[{bootstrap_low}, {bootstrap_high}]"),
         ("MTTF h [95 %]", "{mttf_hours} [{mttf_low}, {mttf_high}]"),
