@@ -80,6 +80,14 @@ def test_a_cut_link_is_one_directed_pair(pair):
     assert not live.hard
 
 
+def test_a_link_that_swallows_bytes_is_not_the_fault_of_who_waits():
+    """Rank 4 has written its last bytes to rank 5 and gone on; rank 5 is inside the call and waits for them."""
+    live = only(stalled(Stall("swallowed", step=20, rank=4, peer=5))[1])[1]
+    assert (live.finding.kind, live.finding.layer) == ("communication_hang", "hardware_link")
+    assert live.finding.suspects == ((Suspect(link=(4, 5)),),)
+    assert not live.hard
+
+
 @pytest.mark.parametrize("kind", ["wrong-op", "wrong-shape"])
 def test_a_mismatch_names_the_one_who_never_called_that_before(kind):
     live = only(stalled(Stall(kind, step=20, rank=4))[1])[1]

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 import numpy as np
 
+from keepstep.diagnosis.live_links import dead_links, held_by_links
 from keepstep.diagnosis.live_progress import fresh, group_progress, odd_one, slow_pairs, transfers
 from keepstep.diagnosis.live_state import Seen, Verdict, Watch
 from keepstep.diagnosis.wavefront import diagnose_hang
@@ -103,6 +104,10 @@ def _origins(watch: Watch, finding: Finding, *, now: float, limit: float) -> Ite
     if not states:
         return
     key = "hang:" + ",".join(map(str, ranks[:8]))
+    held = held_by_links(watch, finding, ranks)
+    if held is not None:
+        yield Verdict(key=key, finding=held, since=watch.history.done + 1)
+        return
     calm = [rank for rank, seen in states.items() if _excuse(watch, seen, now=now, limit=limit)]
     if calm:
         rank = calm[0]
@@ -185,21 +190,7 @@ def _links(watch: Watch, finding: Finding, *, now: float, limit: float) -> Itera
     if moving:
         return
     if stuck:
-        suspects = tuple((Suspect(link=pair),) for pair in stuck)
-        ends = {rank for pair in stuck for rank in pair}
-        everybody = {*_suspected(watch, finding), *finding.victims}
-        finding = msgspec.structs.replace(
-            finding,
-            layer="hardware_link",
-            suspects=suspects,
-            victims=tuple(sorted(everybody - ends)),
-            confidence=0.9 if len(stuck) == 1 else 0.8,
-            evidence=(
-                *(f"rank {a} has bytes for rank {b} that do not leave, and {b} waits for them" for a, b in stuck[:4]),
-                *finding.evidence[:1],
-            ),
-            next_probe="; ".join(f"transfer from rank {a} to rank {b}" for a, b in stuck[:4]),
-        )
+        finding = dead_links(watch, finding, stuck, involved={*_suspected(watch, finding), *finding.victims})
         key = "hang:link:" + ",".join(f"{a}>{b}" for a, b in stuck[:4])
     else:
         key = f"hang:{finding.group or 'transfer'}"

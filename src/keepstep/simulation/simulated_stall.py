@@ -22,7 +22,7 @@ __all__ = ["Stall", "stall_reports"]
 
 _OPS = {"tp": 1, "pp": 10, "dp": 5, "ep": 6}
 _BYTES = 1 << 20
-_WITHIN = ("cut-link", "wrong-op", "wrong-shape", "freeze-inside")
+_WITHIN = ("cut-link", "wrong-op", "wrong-shape", "freeze-inside", "swallowed")
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,9 @@ class Stall:
 
     `kind`: freeze, dead-lock, busy, stop-data, saving, between-steps, compiling (`rank` does not come to its first
     collective of the step); freeze-inside (it came, and moves no byte); cut-link (`rank` to `peer`, neighbours in a
-    group); wrong-op, wrong-shape (`rank` calls something else in its first collective); silent (as dead-lock, and the
-    agent says nothing of `rank`). `ranks` are further origins of the same kind.
+    group); swallowed (as cut-link, and `rank` has finished: its last bytes left it); wrong-op, wrong-shape (`rank`
+    calls something else in its first collective); silent (as dead-lock, and the agent says nothing of `rank`).
+    `ranks` are further origins of the same kind.
     """
 
     kind: str
@@ -101,6 +102,8 @@ def _reach(layout: Layout, stall: Stall) -> _Reach:
         if kind == broken[0]:
             through[broken[1]] = False
         here = here & through[number]
+        if kind == broken[0] and stall.kind == "swallowed":
+            here[stall.rank] = True
         passed[kind] = here.copy()
     return _Reach(entered, passed)
 
