@@ -63,7 +63,8 @@ def test_in_a_ring_only_the_slow_link_is_slow_on_the_wire(kind):
         domain.record_into(recorder.address, recorder.size)
     rate = 3e6
     group.domains[1].limit(102, rate)
-    assert group.run([all_reduce(np.ones(60_000, np.float32)) for _ in range(4)]) == [Status.DONE] * 4
+    values = [np.ones(60_000, np.float32) for _ in range(4)]
+    assert group.run([all_reduce(value) for value in values]) == [Status.DONE] * 4
     group.close()
     wire, waits = {}, {}
     for rank, recorder in enumerate(recorders):
@@ -102,10 +103,31 @@ def test_the_other_direction_of_a_cut_link_is_whole():
     group.close()
 
 
+@pytest.mark.parametrize("kind", ["shm", "tcp"])
+def test_a_message_under_way_on_a_cut_link_shows_where_it_hangs(kind):
+    group = Group(2, KINDS[kind], lane=Lane.P2P)
+    recorders = [Recorder.private_memory(1024) for _ in range(2)]
+    for domain, recorder in zip(group.domains, recorders, strict=True):
+        domain.record_into(recorder.address, recorder.size)
+    group.domains[0].limit(101, 0.0)
+    sent, received = np.arange(9.0), np.zeros(9)
+    give = group.planes[0].submit(Call(Op.SEND, Element.FLOAT64, peer=1, inputs=[span(sent)]))
+    take = group.planes[1].submit(Call(Op.RECV, Element.FLOAT64, peer=0, outputs=[span(received)]))
+    assert group.planes[0].wait(give, 1.3) is Status.PENDING
+    (there,), (back,) = [decode_ring(bytes(recorder._memory)).operations for recorder in recorders]
+    (sending,), (receiving,) = there.peers, back.peers
+    assert (sending.peer, sending.bytes_sent) == (101, 0) and sending.wire_ns > 4e8
+    assert receiving.peer == 100 and receiving.wait_peer_ns > 4e8
+    group.domains[0].limit(101, None)
+    assert group.planes[1].wait(take, 30) is Status.DONE and np.array_equal(sent, received)
+    group.close()
+
+
 def test_a_cut_link_can_be_aborted_and_carries_the_next_generation():
     group = Group(2, KINDS["shm"], protected=True)
     group.domains[0].limit(101, 0.0)
-    tickets = group.submit([all_reduce(np.zeros(100_000, np.float32)) for _ in range(2)])
+    cut = [np.zeros(100_000, np.float32) for _ in range(2)]
+    tickets = group.submit([all_reduce(value) for value in cut])
     assert group.wait(tickets, timeout_s=0.05)[1] is Status.PENDING
     for domain in group.domains:
         domain.poison()
@@ -123,7 +145,8 @@ def test_bytes_are_counted_and_there_are_not_endless_drills():
     group = Group(2, KINDS["shm"])
     domain = group.domains[0]
     domain.limit(101, -1.0)
-    assert group.run([all_reduce(np.zeros(100, np.float32)) for _ in range(2)]) == [Status.DONE] * 2
+    values = [np.zeros(100, np.float32) for _ in range(2)]
+    assert group.run([all_reduce(value) for value in values]) == [Status.DONE] * 2
     assert domain.limited_bytes(101) >= 400
     assert domain.limited_bytes(7) == 0
     domain.limit(101, None)

@@ -127,17 +127,19 @@ static void ask(struct plane *plane, uint64_t now) {
 
 /* A call that takes long is shown in the recorder as it stands, so that a reader sees who waits for what. */
 static void tell(struct plane *plane, uint64_t now) {
-    if (plane->lane != KS_COLLECTIVE || !plane->timing || now - plane->active->started_ns < TELL_EVERY_NS) return;
-    if (now - plane->told_ns < TELL_EVERY_NS) return;
-    plane->told_ns = now;
-    record_waiting(plane, plane->active, now);
+    if (!plane->timing || now - plane->told_ns < TELL_EVERY_NS) return;
+    for (struct ticket *ticket = plane->active; ticket; ticket = ticket->after)
+        if (now - ticket->started_ns >= TELL_EVERY_NS) {
+            plane->told_ns = now;
+            record_waiting(plane, ticket, now);
+        }
 }
 
 static int patience_ms(const struct plane *plane, uint64_t now, uint64_t until) {
     uint64_t wake = until;
     if (plane->lane == KS_COLLECTIVE && !plane->asked && (!wake || plane->active->started_ns + ASK_AFTER_NS < wake))
         wake = plane->active->started_ns + ASK_AFTER_NS;
-    if (plane->lane == KS_COLLECTIVE && plane->timing && (!wake || now + TELL_EVERY_NS < wake)) wake = now + TELL_EVERY_NS;
+    if (plane->timing && (!wake || now + TELL_EVERY_NS < wake)) wake = now + TELL_EVERY_NS;
     if (!wake) return -1;
     if (wake <= now) return 0;
     uint64_t ms = (wake - now) / 1000000 + 1;

@@ -162,24 +162,40 @@ static void record_peer(struct plane *plane, const struct ticket *ticket, uint64
     __atomic_store_n(&slot->mark, index + 1, __ATOMIC_RELEASE);
 }
 
+/* Adds the wait of the message that goes to this peer now. */
+static void add_sending(struct tally *waits, const struct peer *peer, uint64_t now) {
+    if (!peer->tx_first || !peer->tx_mark) return;
+    if (peer->tx_wait == WAIT_OWN) waits->own_ns += now - peer->tx_mark;
+    if (peer->tx_wait == WAIT_CREDIT) waits->credit_ns += now - peer->tx_mark;
+    if (peer->tx_wait == WAIT_WIRE) waits->wire_ns += now - peer->tx_mark;
+}
+
 /* The waits of a peer with those that are going on. */
 static struct tally waits_until(const struct peer *peer, uint64_t now) {
     struct tally waits = peer->stat;
-    if (peer->tx_first && peer->tx_mark && peer->tx_wait == WAIT_OWN) waits.own_ns += now - peer->tx_mark;
-    if (peer->tx_first && peer->tx_mark && peer->tx_wait == WAIT_CREDIT) waits.credit_ns += now - peer->tx_mark;
-    if (peer->tx_first && peer->tx_mark && peer->tx_wait == WAIT_WIRE) waits.wire_ns += now - peer->tx_mark;
+    add_sending(&waits, peer, now);
     if (peer->rx_first && peer->rx_mark && peer->rx_wait == WAIT_PEER) waits.peer_ns += now - peer->rx_mark;
     return waits;
 }
 
-/* Shows a collective that is under way as it stands, and that its engine lives. */
+/* A message point to point that is under way. */
+static void message_waiting(struct plane *plane, const struct ticket *ticket, uint64_t now) {
+    int rank = ticket->call.peer >= 0 ? ticket->call.peer : ticket->source;
+    struct tally waits = ticket->stat;
+    if (ticket->call.op != KS_SEND) waits.peer_ns = now - ticket->started_ns;
+    else if (plane->peers[rank].tx_first && plane->peers[rank].tx_first->ticket == ticket) add_sending(&waits, &plane->peers[rank], now);
+    record_peer(plane, ticket, ticket->record_index, rank, &waits, KS_RUNNING);
+}
+
+/* Shows a call that is under way as it stands, and that its engine lives. */
 void record_waiting(struct plane *plane, const struct ticket *ticket, uint64_t now) {
     char *ring = atomic_load(&plane->domain->ring);
     if (!ring || !ticket->record_index) return;
     __atomic_store_n((uint64_t *)(ring + HEARTBEAT_AT), now, __ATOMIC_RELAXED);
     struct op_slot *slot = slot_at(plane->domain, ticket->record_index - 1);
     if (__atomic_load_n(&slot->mark, __ATOMIC_ACQUIRE) != ticket->record_index) return;
-    for (int i = 0; i < slot->peers && i < plane->n_scan; i++) {
+    if (plane->lane == KS_P2P) message_waiting(plane, ticket, now);
+    for (int i = 0; i < slot->peers && i < plane->n_scan && plane->lane == KS_COLLECTIVE; i++) {
         struct tally waits = waits_until(&plane->peers[plane->scan[i]], now);
         record_peer(plane, ticket, ticket->record_index + (uint64_t)i, plane->scan[i], &waits, KS_RUNNING);
     }
