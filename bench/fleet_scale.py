@@ -89,11 +89,13 @@ def ran(words: list[str], *, said: str, output: Path | None = None) -> dict[str,
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode != 0:
         raise SystemExit(f"keepstep {' '.join(words)} ended with {process.returncode}")
-    return {
+    found = {
         "wall": time.perf_counter() - began,
         "cpu": used.ru_utime + used.ru_stime,
         "gib": used.ru_maxrss / 1024**2,
     }
+    print(", ".join(f"{name} {value:.1f}" for name, value in found.items()), file=sys.stderr)
+    return found
 
 
 def one(name: str, value: float, unit: str) -> Result:
