@@ -13,7 +13,9 @@ DRAWERS = {"base", "common", "core", "helper", "helpers", "manager", "managers",
 
 
 def test_each_file_name_is_used_once():
-    names = collections.Counter(path.name for path in [*modules(), *c_files()] if path.name not in ("__init__.py", "__main__.py"))
+    names = collections.Counter(
+        path.name for path in [*modules(), *c_files()] if path.name not in ("__init__.py", "__main__.py")
+    )
     assert {name: count for name, count in names.items() if count > 1} == {}
 
 

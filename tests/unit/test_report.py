@@ -101,7 +101,6 @@ def test_the_last_word_on_a_numbered_finding_counts():
     assert "finding 2: compute_slow, rank 0, ended" in text and "measure its processor" not in text
 
 
-
 def test_nothing_at_all():
     assert summarise([]) == RunReport("", "", 0, None, summarise([]).why, (), 0, None, "", 0.0, None)
 

@@ -128,7 +128,7 @@ class JobHost:
         self._pacing: asyncio.Task[None] | None = None
         if plan.settings.traffic:
             file = read_traffic_file(Path(plan.settings.traffic))
-            self._paths = PathDesk(self.shell, self._keeper, file, clock=clock, console=console)
+            self._paths = PathDesk(self.shell, self._keeper, file=file, clock=clock, console=console)
         self.shell.watcher = self._watch
         self.shell.start_drills = plan.start_drills()
 

@@ -100,7 +100,7 @@ class PathDesk:
     """The paths of one job. Give `take` every fact; it never keeps one from others but its own."""
 
     def __init__(
-        self, shell: JobShell, keeper: Keeper, file: tuple[TrafficFile, Planner], *, clock: Clock, console: Console
+        self, shell: JobShell, keeper: Keeper, *, file: tuple[TrafficFile, Planner], clock: Clock, console: Console
     ) -> None:
         found, planner = file
         spec = shell.state.spec

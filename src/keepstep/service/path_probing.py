@@ -101,7 +101,12 @@ def hops_by_port(
             missing = [port for port in ports if port not in found]
             for start in range(0, len(missing), _AT_ONCE):
                 found |= _one_volley(
-                    listener, target, missing[start : start + _AT_ONCE], ttl, clock.monotonic, timeout_s
+                    listener,
+                    target,
+                    ports=missing[start : start + _AT_ONCE],
+                    ttl=ttl,
+                    now=clock.monotonic,
+                    timeout_s=timeout_s,
                 )
     return found
 
@@ -134,7 +139,7 @@ def _bound(target: Target, port: int) -> Iterator[socket.socket]:
 
 
 def _one_volley(
-    listener: socket.socket, target: Target, ports: list[int], ttl: int, now: Callable[[], float], timeout_s: float
+    listener: socket.socket, target: Target, *, ports: list[int], ttl: int, now: Callable[[], float], timeout_s: float
 ) -> dict[int, str]:
     found: dict[int, str] = {}
     with contextlib.ExitStack() as open_sockets:
