@@ -189,8 +189,9 @@ def test_mistakes_are_one_line(tmp_path, story, capsys):
     assert main(["fleet", "report", str(tmp_path)]) == 2
     assert main(["fleet", "report", str(story), "--change", "yesterday"]) == 2
     assert main(["fleet", "report", str(story), "--group", "colour"]) == 2
+    assert main(["fleet", "report", str(story), "--format", "json", "--out", str(tmp_path / "none" / "x")]) == 2
     lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 3
+    assert len(lines) == 4
     assert all(line.startswith("keepstep: ") for line in lines)
 
 

@@ -111,7 +111,7 @@ def report(
     engine: Annotated[Engine, typer.Option(help="local, or ray for logs that outgrow one machine.")] = Engine.local,
 ) -> int:
     """Account for the GPU-hours: ledger, ETTR, failure rates, losses, lemons, queue, comparisons."""
-    from keepstep.service.fleet_report import ReportOptions, printed_report
+    from keepstep.service.fleet_report import ReportOptions, printed_report, write_page
 
     options = ReportOptions(
         interval_minutes=checkpoint_minutes,
@@ -127,7 +127,7 @@ def report(
     if out is None:
         print(printed)
     else:
-        out.write_text(printed)
+        write_page(out, printed)
     return 0
 
 

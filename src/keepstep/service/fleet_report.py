@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
+from keepstep.errors import UsageError
 from keepstep.service.fleet_engine import Engine
 from keepstep.service.fleet_report_checks import checks_section
 from keepstep.service.fleet_report_data import FleetData, ReportOptions, load
@@ -26,7 +27,7 @@ from keepstep.service.fleet_report_text import report_text
 from keepstep.service.fleet_report_time import ettr_section, ledger_section
 from keepstep.service.fleet_sheet import FleetReport, Section
 
-__all__ = ["ReportOptions", "fleet_report", "printed_report", "report_json", "report_of_fleet"]
+__all__ = ["ReportOptions", "fleet_report", "printed_report", "report_json", "report_of_fleet", "write_page"]
 
 _OF_ATTEMPTS = (
     ledger_section,
@@ -73,6 +74,14 @@ def fleet_report(data: FleetData) -> FleetReport:
     else:
         about.append("no attempt on GPUs is on record: sections about jobs are left out")
     return FleetReport("Fleet report", tuple(about), tuple(sections))
+
+
+def write_page(path: Path, text: str) -> None:
+    """Write a report to `path`. Raises UsageError if it cannot be written there."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot be written: {error.strerror}", where=str(path)) from error
 
 
 def _day(moment: int) -> str:
