@@ -138,7 +138,7 @@ class Site:
         }
         settings = ConductorSettings(hops=names, ports=tuple(range(42000, 42128)))
         self.planner = Planner(clos(ClosShape(hosts=RANKS, hosts_per_leaf=LEAF, spines=SPINES)))
-        self.conductor = TrafficConductor("bench", self.planner, settings)
+        self.conductor = TrafficConductor("bench", self.planner, settings=settings)
         self.conductor.members(1, members.places)
         self.members = members
         pairs = [ranks for _, ranks in GROUPS[groups]]

@@ -34,7 +34,7 @@ class World:
         self.mirrored = mirrored
         settings = ConductorSettings(hops=NAMES, ports=tuple(range(42000, 42128)), act=act)
         planner = Planner(clos(ClosShape(hosts=HOSTS, hosts_per_leaf=4, spines=SPINES)))
-        self.conductor = TrafficConductor("job", planner, settings)
+        self.conductor = TrafficConductor("job", planner, settings=settings)
         self.places = {rank: Place(f"h{rank}", f"10.0.0.{rank}", 5000 + rank) for rank in range(HOSTS)}
         self.pairs = pairs
         self.seed = seed

@@ -115,7 +115,7 @@ class PathDesk:
             least_bytes=found.least_bytes,
             act=acts,
         )
-        self._conductor = TrafficConductor(spec.job, planner, settings)
+        self._conductor = TrafficConductor(spec.job, planner, settings=settings)
         self._acts = acts
         self._stage = found.stage
         self._shell = shell

@@ -196,7 +196,7 @@ def hops_of_ways(
             sender.setsockopt(socket.IPPROTO_IP, socket.IP_TTL, ttl)
             missing = left
             for attempt in range(_TRIES):
-                answers = _ask_ways(sender, listener, missing, now=clock.monotonic, timeout_s=timeout_s)
+                answers = _ask_ways(sender, listener, ways=missing, now=clock.monotonic, timeout_s=timeout_s)
                 found |= {(way, ttl): hop for way, hop in answers.items()}
                 missing = [way for way in missing if way not in answers]
                 if not missing or (attempt and not answers):
@@ -208,8 +208,8 @@ def hops_of_ways(
 def _ask_ways(
     sender: socket.socket,
     listener: socket.socket,
-    ways: Sequence[Way],
     *,
+    ways: Sequence[Way],
     now: Callable[[], float],
     timeout_s: float,
 ) -> dict[Way, str]:

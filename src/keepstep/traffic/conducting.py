@@ -101,7 +101,7 @@ Action = AskHops | GivePaths | Renew | Tell
 class TrafficConductor:
     """One job on a fabric. Feed it with `members`, `seen`, `hops`, `ready`, `stalled`; call `step` often."""
 
-    def __init__(self, job: str, planner: Planner, settings: ConductorSettings) -> None:
+    def __init__(self, job: str, planner: Planner, *, settings: ConductorSettings) -> None:
         self.job = job
         self.number = 0
         self._planner = planner
@@ -225,7 +225,7 @@ class TrafficConductor:
             found.append((b, a) if back > 1.5 * ahead else (a, b))
         return found
 
-    def _ways(self, dialer: int, acceptor: int, ports: Iterable[int]) -> list[tuple[str, Way]]:
+    def _ways(self, dialer: int, acceptor: int, *, ports: Iterable[int]) -> list[tuple[str, Way]]:
         here, there = self._places[dialer], self._places[acceptor]
         found = []
         for port in ports:
@@ -248,7 +248,7 @@ class TrafficConductor:
 
     def _probe(self, now: float) -> list[Action]:
         self._phase = "probing"
-        ways = [way for pair in self._connections() for way in self._ways(*pair, self._settings.ports)]
+        ways = [way for pair in self._connections() for way in self._ways(*pair, ports=self._settings.ports)]
         return self._ask(ways, now)
 
     def _learn(self, now: float) -> list[Action]:
@@ -315,10 +315,12 @@ class TrafficConductor:
         ways: dict[tuple[str, str], list[Way]] = {}
         for pair in self._connections():
             here, there = (self._leaf_of[self._places[rank].node] for rank in pair)
-            for number, (_, way) in enumerate(self._ways(*pair, self._settings.ports)):
+            for number, (_, way) in enumerate(self._ways(*pair, ports=self._settings.ports)):
                 ways.setdefault((there, here) if number % 2 else (here, there), []).append(way)
         return {
-            link for ends, probed in ways.items() for link in self._map.unused_links(probed, ends, self._spines(ends))
+            link
+            for ends, probed in ways.items()
+            for link in self._map.unused_links(probed, ends, spines=self._spines(ends))
         }
 
     def _spines(self, ends: tuple[str, str]) -> tuple[str, ...]:
@@ -359,7 +361,7 @@ class TrafficConductor:
             back = self._routes.get((acceptor, dialer), ())
             here, there = self._places[dialer], self._places[acceptor]
             ends = (here.host, there.host, there.port)
-            ports, whole = choose_ports(self._map, ends, ahead[1:2], back=back[1:2])
+            ports, whole = choose_ports(self._map, ends, ahead=ahead[1:2], back=back[1:2])
             unmet += not whole
             if ports:
                 given[dialer, acceptor] = ports
@@ -418,7 +420,7 @@ class TrafficConductor:
         if now < self._next:
             return []
         self._next = now + _EVERY_S
-        ways = [way for pair, ports in self._given.items() for way in self._ways(*pair, ports[:2])]
+        ways = [way for pair, ports in self._given.items() for way in self._ways(*pair, ports=ports[:2])]
         return self._ask(ways, now) if ways else []
 
     def _slow_or_stalled(self, now: float) -> bool:

@@ -41,7 +41,7 @@ class PortMap:
         """Whether packets came through."""
         return self._through.get(way, False)
 
-    def ports(self, source: str, destination: str, port: int) -> list[int]:
+    def ports(self, source: str, destination: str, *, port: int) -> list[int]:
         """The probed source ports of connections between these ends, in order."""
         key = (source, destination, port)
         return sorted(way.source_port for way in self._spine if (way.source, way.destination, way.port) == key)
@@ -62,7 +62,7 @@ class PortMap:
             for way, hops in answers.items()
         )
 
-    def unused_links(self, ways: Iterable[Way], ends: tuple[str, str], spines: Sequence[str]) -> set[str]:
+    def unused_links(self, ways: Iterable[Way], ends: tuple[str, str], *, spines: Sequence[str]) -> set[str]:
         """Links between the leaves `ends` that no usable way takes, of `spines` that could: they are down, or the leaf
         does not use them. Empty where too few ways were probed to tell."""
         probed = list(ways)
@@ -73,7 +73,7 @@ class PortMap:
 
 
 def choose_ports(
-    found: PortMap, ends: tuple[str, str, int], ahead: Sequence[str], *, back: Sequence[str]
+    found: PortMap, ends: tuple[str, str, int], *, ahead: Sequence[str], back: Sequence[str]
 ) -> tuple[tuple[int, ...], bool]:
     """Up to `PORTS_PER_LINK` source ports for a connection from address `ends[0]` to `ends[1:]` whose bytes pass the
     switch `ahead[0]` on the way there and `back[0]` on the way back; an empty sequence asks for none in particular.
@@ -86,7 +86,7 @@ def choose_ports(
         way = Way(source, number, destination, port) if there else Way(destination, port, source, number)
         return not wanted or (found.usable(way) and found.spine(way) == wanted[0])
 
-    numbers = found.ports(source, destination, port)
+    numbers = found.ports(source, destination, port=port)
     forward = [number for number in numbers if fits(number, ahead, there=True)]
     both = [number for number in forward if fits(number, back, there=False)]
     if not forward and back:  # only the bytes that come back were planned, or nothing fits ahead

@@ -221,7 +221,7 @@ def connect_address(own: Address, other: Address, *, timeout_s: float, ports: tu
                 sock.close()
                 raise
             return sock
-        sock = _connect_from(ports, own, other, timeout_s)
+        sock = _connect_from(own, other, ports=ports, timeout_s=timeout_s)
         sock.settimeout(None)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return sock
@@ -230,7 +230,7 @@ def connect_address(own: Address, other: Address, *, timeout_s: float, ports: tu
         raise PeerLost(f"cannot connect to {where}: {error.strerror or error}", where=where) from error
 
 
-def _connect_from(ports: tuple[int, ...], own: Address, other: Address, timeout_s: float) -> socket.socket:
+def _connect_from(own: Address, other: Address, *, ports: tuple[int, ...], timeout_s: float) -> socket.socket:
     """TCP from the first of `ports` that can be had (one that was just in use cannot), else from any."""
     for port in ports:
         try:

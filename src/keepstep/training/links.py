@@ -262,7 +262,7 @@ class Links:
     def deliver_path(self, greeting: Greeting, sock: socket.socket) -> None:
         """A link that a peer dialled for a plan; the greeting's kind carries the number of the plan."""
         key = LinkKey(greeting.group, greeting.lane, greeting.rank)
-        self.paths.arrived(key, int(greeting.kind.partition(" ")[2]), sock)
+        self.paths.arrived(key, int(greeting.kind.partition(" ")[2]), sock=sock)
 
     def quiet(self) -> bool:
         """Whether no collective runs or waits."""

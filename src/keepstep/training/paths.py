@@ -97,12 +97,12 @@ class Paths:
                 threading.Thread(target=self._dial, args=(plan, key), name="keepstep-path", daemon=True).start()
         self._look(plan.number)
 
-    def arrived(self, key: LinkKey, number: int, sock: socket.socket) -> None:
+    def arrived(self, key: LinkKey, number: int, *, sock: socket.socket) -> None:
         """A peer dialled a link for plan `number`, which may come before the plan; one of an older plan is dropped."""
         with self._lock:
             stale = number < self._plan.number or number <= self.installed
             if not stale:
-                self._keep(key, number, sock)
+                self._keep(key, number, sock=sock)
         if stale:
             sock.close()
         else:
@@ -134,7 +134,7 @@ class Paths:
             return local not in plan.dial[key.peer]
         return key.peer in plan.accept and remote not in plan.accept[key.peer]
 
-    def _keep(self, key: LinkKey, number: int, sock: socket.socket) -> None:
+    def _keep(self, key: LinkKey, number: int, *, sock: socket.socket) -> None:
         if key in self._spare:
             self._spare[key][1].close()
         self._spare[key] = number, sock
@@ -148,7 +148,7 @@ class Paths:
         with self._lock:
             current = self._plan.number == plan.number
             if current:
-                self._keep(key, plan.number, sock)
+                self._keep(key, plan.number, sock=sock)
         if current:
             self._look(plan.number)
         else:
