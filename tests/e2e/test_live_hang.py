@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+from pathlib import Path
 
 import pytest
-from watched import running, suspects
+from watched import SCRIPTS, cluster, running, suspects
 
 
 def wrong(tmp_path, how: str, *more: object) -> tuple[object, ...]:
@@ -64,6 +67,19 @@ def test_a_rank_that_computes_or_waits_for_its_loader_is_not_replaced(tmp_path, 
         assert any(f["layer"] == "dataloader" for f in job.findings("noncommunication_hang")), job.text()
 
 
+@pytest.mark.long
+def test_agents_of_several_nodes_do_the_same_over_the_network(tmp_path):
+    arguments = ("--steps", 150, "--wrong", "3:60:sleep", "--marker", tmp_path / "marker")
+    with cluster(tmp_path, SCRIPTS / "live.py", *arguments, ranks=2) as controller:
+        assert controller.finish() == 0, controller.text()
+    found = controller.findings("noncommunication_hang")
+    assert suspects(found[0]) == [[{"rank": 3}]]
+    (incident,) = controller.records("Incident")
+    assert (incident["rank"], incident["node"], incident["members_changed"]) == (3, "b", 1)
+    names = {path.name for path in (tmp_path / "run" / found[0]["bundle"]).iterdir()}
+    assert {"host-a.counters.json", "host-b.counters.json", "m3.ring", "m0.stack.txt"} <= names
+
+
 def test_the_analysis_is_killed_and_loses_no_finding(tmp_path):
     options = ("--on-hang", "observe")
     with running(tmp_path / "run", "live.py", *wrong(tmp_path, "sleep"), options=options) as job:
@@ -85,8 +101,6 @@ def new_findings(job) -> list[dict]:
 
 def analysis_of(parent: int) -> list[int]:
     """The analysis processes of a launcher."""
-    from pathlib import Path
-
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -100,7 +114,4 @@ def analysis_of(parent: int) -> list[int]:
 
 
 def pid_kill(pid: int) -> None:
-    import os
-    import signal
-
     os.kill(pid, signal.SIGKILL)

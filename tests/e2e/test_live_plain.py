@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from watched import SCRIPTS, Watched, running, suspects
+from watched import SCRIPTS, cluster, running, suspects
 
 
 @pytest.fixture
@@ -63,26 +60,9 @@ def test_a_healthy_job_gives_no_finding(tmp_path, quick):
 
 
 def test_the_node_of_the_suspect_is_left_out_where_there_is_room(tmp_path, quick):
-    words = ("--nnodes", 2, "--nproc-per-node", 1, "--standby", 1, "--port", 0, "--token-file", tmp_path / "token")
     script = (SCRIPTS / "gloo.py", *arguments(tmp_path, "1:60:lock", 140))
-    controller = Watched(
-        tmp_path / "run", "controller", *words, "--settings", quick, "--run", tmp_path / "run", *script
-    )
-    agents: list[subprocess.Popen[bytes]] = []
-    try:
-        controller.until(lambda: controller.said(r"127\.0\.0\.1:\d+"), "its address")
-        address = re.search(r"127\.0\.0\.1:\d+", controller.text()).group()
-        for node in ("a", "b"):
-            command = [sys.executable, "-m", "keepstep.cli", "agent", "--controller", address, "--node", node]
-            command += ["--run", str(tmp_path / node), "--token-file", str(tmp_path / "token")]
-            with (tmp_path / f"{node}.txt").open("wb") as file:
-                agents.append(subprocess.Popen(command, cwd=tmp_path, stdout=file, stderr=subprocess.STDOUT))
+    with cluster(tmp_path, *script, ranks=1, options=("--settings", quick)) as controller:
         assert controller.finish() == 0, controller.text()
-    finally:
-        controller.stop()
-        for agent in agents:
-            agent.terminate()
-            agent.wait(30)
     assert suspects(controller.findings("noncommunication_hang")[0]) == [[{"rank": 1}]]
     assert controller.said("node b is excluded")
     started = [r for r in controller.records("OrderRecord") if r["order"]["kind"] == "StartMember"]

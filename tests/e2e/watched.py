@@ -79,5 +79,24 @@ def running(directory: Path, script: str, *arguments: object, world: int = 3, op
         job.stop()
 
 
+@contextlib.contextmanager
+def cluster(directory: Path, *script: object, ranks: int, options: tuple = ()) -> Iterator[Watched]:
+    """`keepstep controller` with two agents, a and b, on this machine, each with `ranks` ranks and a standby."""
+    token = directory / "token"
+    words = ("--nnodes", 2, "--nproc-per-node", ranks, "--standby", 1, "--port", 0, "--token-file", token)
+    controller = Watched(directory / "run", "controller", *words, *options, "--run", directory / "run", *script)
+    agents: list[Watched] = []
+    try:
+        controller.until(lambda: controller.said(r"127\.0\.0\.1:\d+"), "its address")
+        address = re.search(r"127\.0\.0\.1:\d+", controller.text()).group()
+        for node in ("a", "b"):
+            where = ("--controller", address, "--node", node, "--run", directory / node, "--token-file", token)
+            agents.append(Watched(directory / node, "agent", *where))
+        yield controller
+    finally:
+        for process in (controller, *agents):
+            process.stop()
+
+
 def suspects(finding: dict) -> list[list[dict]]:
     return finding["suspects"]
