@@ -133,10 +133,10 @@ class Site:
     """The conductor of the benchmark: the members' traffic, the fabric's topology, and plans made real."""
 
     def __init__(self, fabric: Fabric, members: Members, groups: int, nbytes: int) -> None:
-        names = {
+        self.names = {
             fabric.spine_address(spine, leaf=leaf): f"spine{spine}" for spine in range(SPINES) for leaf in range(2)
         }
-        settings = ConductorSettings(hops=names, ports=tuple(range(42000, 42128)))
+        settings = ConductorSettings(hops=self.names, ports=tuple(range(42000, 42128)))
         self.planner = Planner(clos(ClosShape(hosts=RANKS, hosts_per_leaf=LEAF, spines=SPINES)))
         self.conductor = TrafficConductor("bench", self.planner, settings=settings)
         self.conductor.members(1, members.places)
@@ -187,8 +187,23 @@ class Site:
             time.sleep(0.05)
         raise RuntimeError(f"no plan: {[tell.text for tell in self.told]}")
 
-    def optimum(self, *, host_mbit: float, uplink_mbit: float) -> list[float]:
-        """Mbit/s of payload that each flow gets by the model, on the routes in force."""
+    def probed(self, ports: dict[tuple[int, int], int]) -> dict[tuple[int, int], tuple[str, ...]]:
+        """The ways that connections from `ports` take, in both directions, as the switches say."""
+        places, asked = self.members.places, []
+        for (a, b), port in ports.items():
+            here, there = places[a], places[b]
+            asked.append((a, b, [here.host, port, there.host, there.port]))
+            asked.append((b, a, [there.host, there.port, here.host, port]))
+        for number, (rank, _, way) in enumerate(asked):
+            self.members.tell(rank, {"do": "hops", "number": number, "ways": [way], "ttls": [2]})
+        hops = {answer["number"]: answer["hops"][0][0] for answer in self.members.collect("hops", len(asked))}
+        return {
+            (a, b): (f"leaf{a // LEAF}", self.names[hops[number]], f"leaf{b // LEAF}")
+            for number, (a, b, _) in enumerate(asked)
+        }
+
+    def modelled(self, routes: dict[tuple[int, int], tuple[str, ...]], uplink_mbit: float) -> list[float]:
+        """Mbit/s of payload that each flow gets by the model, on these routes."""
         index: dict[str, int] = {}
         capacity: list[float] = []
 
@@ -198,23 +213,23 @@ class Site:
                 capacity.append(mbit * PAYLOAD)
             return index[name]
 
-        routes = self.conductor.routes
         uses = []
         for a, b in self.pairs:
             path = routes[a, b]
             hops = [link(f"{x}>{y}", uplink_mbit) for x, y in zip(path, path[1:], strict=False)]
-            uses.append([link(f"h{a}>", host_mbit), *hops, link(f">h{b}", host_mbit)])
+            uses.append([link(f"h{a}>", HOST_MBIT), *hops, link(f">h{b}", HOST_MBIT)])
         return [float(value) for value in max_min(uses, capacity)]
 
 
-def chance(members: Members, groups: int, rng: random.Random) -> None:
-    """Random source ports for all connections, as a kernel would choose them."""
+def chance(members: Members, groups: int, rng: random.Random) -> dict[tuple[int, int], int]:
+    """A random source port for every connection, as a kernel would choose them; the ports by (dialer, acceptor)."""
     plans: dict[int, tuple[dict[int, Any], dict[int, Any]]] = {rank: ({}, {}) for rank in range(RANKS)}
+    chosen: dict[tuple[int, int], int] = {}
     for _, (a, b) in GROUPS[groups]:
-        ports = rng.sample(range(44000, 60000), 4)
-        plans[a][0][b] = ports
-        plans[b][1][a] = ports
+        chosen[a, b] = rng.randrange(44000, 60000)
+        plans[a][0][b] = plans[b][1][a] = [chosen[a, b]]
     members.take(plans)
+    return chosen
 
 
 def rates(took: dict[str, list[float]], nbytes: int) -> tuple[float, float]:
@@ -235,14 +250,17 @@ def compare(fabric: Fabric, members: Members, *, groups: int, uplink_mbit: int, 
     site.settle()
     planned: list[tuple[float, float]] = []
     hashed: list[tuple[float, float]] = []
+    likeness: list[float] = []
     for _ in range(trials):
-        chance(members, groups, rng)
+        ports = chance(members, groups, rng)
         members.reduce(groups, 4096, 1)
         hashed.append(rates(members.reduce(groups, nbytes, 3), nbytes))
+        expected = min(site.modelled(site.probed(ports), uplink_mbit)) * 2 * groups
+        likeness.append(hashed[-1][0] / expected)
         members.take(site.given)
         members.reduce(groups, 4096, 1)
         planned.append(rates(members.reduce(groups, nbytes, 3), nbytes))
-    best = min(site.optimum(host_mbit=HOST_MBIT, uplink_mbit=uplink_mbit)) * 2 * groups
+    best = min(site.modelled(site.conductor.routes, uplink_mbit)) * 2 * groups
     aim = 1.5 if uplink_mbit == HOST_MBIT else None
     for number, what in enumerate(("until all are done", "sum of groups")):
         chances, plans = [one[number] for one in hashed], [one[number] for one in planned]
@@ -255,6 +273,7 @@ def compare(fabric: Fabric, members: Members, *, groups: int, uplink_mbit: int, 
             unit="x",
             at_least=None if number else aim,
         )
+    yield judge(f"{name}: random ports, measured / model on their ways", likeness, unit="x")
     shares = [step / best for step, _ in planned]
     yield judge(f"{name}: planned / model's optimum", shares, unit="share", at_least=0.95)
 
@@ -277,7 +296,7 @@ def lose_spine(fabric: Fabric, members: Members) -> Iterator[Result]:
         site.turn()
         time.sleep(0.1)
     rows = members.finish_timed()
-    left = sum(site.optimum(host_mbit=HOST_MBIT, uplink_mbit=HOST_MBIT))
+    left = sum(site.modelled(site.conductor.routes, HOST_MBIT))
     fabric.restore_spine(1)
     by_step = list(zip(*rows.values(), strict=True))
     got_by = [
