@@ -51,22 +51,24 @@ EVERY = 150
 
 @dataclass(frozen=True)
 class Place:
-    """The coordinates of a rank: tensor-parallel ranks are neighbours, replicas are farthest apart."""
+    """The coordinates of a rank: tensor-parallel ranks are neighbours, replicas are farthest apart. `flat`: all are
+    replicas of one model."""
 
     rank: int
     world: int
+    flat: bool = False
 
     @property
     def tensor(self) -> int:
-        return self.rank % 2
+        return 0 if self.flat else self.rank % 2
 
     @property
     def stage(self) -> int:
-        return self.rank // 2 % 2
+        return 0 if self.flat else self.rank // 2 % 2
 
     @property
     def replica(self) -> int:
-        return self.rank // 4
+        return self.rank if self.flat else self.rank // 4
 
 
 class Plan:
@@ -133,6 +135,10 @@ class Groups:
 
     def __init__(self, place: Place) -> None:
         self.place = place
+        self.tensor = self.pipe = None
+        if place.flat:
+            self.data = self._own([list(range(place.world))])
+            return
         self.tensor = self._own([[r, r + 1] for r in range(0, place.world, 2)])
         self.data = self._own([[r, r + 4] for r in range(4)] if place.world == 8 else [])
         self.pipe = self._own([[r, r + 2] for r in range(place.world) if r % 4 < 2] if place.world >= 4 else [])
@@ -194,7 +200,8 @@ class Trainer:
         if self.groups.pipe is not None and not first:
             dist.recv(self.activation, src=other, group=self.groups.pipe)
         self.compute(share)
-        dist.all_reduce(self.activation, dist.ReduceOp.MAX, group=self.groups.tensor)
+        if self.groups.tensor is not None:
+            dist.all_reduce(self.activation, dist.ReduceOp.MAX, group=self.groups.tensor)
         if self.groups.pipe is not None and first:
             dist.send(self.activation, dst=other, group=self.groups.pipe)
 
@@ -225,6 +232,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--activation", type=int, default=4096, help="floats between stages")
     parser.add_argument("--weights", type=int, default=4096, help="floats of gradient")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--flat", action="store_true", help="replicas alone, without tensor and pipeline groups")
     parser.add_argument("--real", action="store_true", help="multiply matrices instead of waiting")
     parser.add_argument("--log", type=Path, help="rank 0 writes the stretches here")
     parser.add_argument("--step-log", type=Path, help="rank 0 writes number and time of every step it begins here")
@@ -235,7 +243,7 @@ def main() -> None:
     args = options()
     torch.set_num_threads(1)
     with keepstep.join() as job:
-        place = Place(job.rank, job.world)
+        place = Place(job.rank, job.world, args.flat)
         trainer = Trainer(place, args)
         loader = Loader()
         optimizer = torch.optim.SGD([trainer.weight], lr=0.01)

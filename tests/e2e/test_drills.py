@@ -125,8 +125,8 @@ def test_a_nonsense_start_drill_starts_nothing(tmp_path):
 
 
 def test_a_flipped_bit_of_one_replica_is_named(tmp_path):
-    running = Job(tmp_path, "healthy:1000000", world=8, words=OBSERVE)
-    request = DrillRequest("flip-bit", 5)
+    running = Job(tmp_path, "healthy:1000000", world=2, words=OBSERVE, script=("--flat",))
+    request = DrillRequest("flip-bit", 1)
     try:
         running.until(lambda: running.step > 20, "twenty steps")
         running.drill(request)
