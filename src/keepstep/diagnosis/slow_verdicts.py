@@ -21,12 +21,17 @@ _ACCELERATORS = ("nvidia", "gpu", "cuda", "amd instinct", "rocm", "tpu", "gaudi"
 _DATA_SHARE = 0.05
 _STALL_SHARE = 0.3
 _LASTING = 14
+_UNBROKEN = 20
+_PART = 0.33
 _SCATTER = 6.0
 
 
 def slow_verdicts(watch: Watch, step: int, *, roles: Numbers) -> Iterator[Verdict]:
     """One verdict for each rank (or node) whose own time is too long at `step`, or one that it is the layout's way."""
-    slow = [one for one in slow_ranks(watch, step) if one.excess_us > cpu_noise(watch, step)[one.rank]]
+    slow = slow_ranks(watch, step)
+    if slow:
+        noise = cpu_noise(watch, step)
+        slow = [one for one in slow if _stands_out(one, float(noise[one.rank]), known=one.rank in watch.anchors)]
     if not slow:
         return
     unknown = [one for one in slow if not one.known]
@@ -41,6 +46,12 @@ def slow_verdicts(watch: Watch, step: int, *, roles: Numbers) -> Iterator[Verdic
         yield _of_rank(
             watch, one, step=step, starved=float(waiting[one.rank]), busy=float(computing[one.rank]), roles=roles
         )
+
+
+def _stands_out(one: Excess, noise_us: float, *, known: bool) -> bool:
+    """Whether a rank is late by more than its turns for a CPU may make it, or less but without a break, or `known`."""
+    lasting = known or one.steps >= _UNBROKEN
+    return one.excess_us > (_PART * noise_us if lasting else noise_us)
 
 
 def _of_rank(watch: Watch, one: Excess, *, step: int, starved: float, busy: float, roles: Numbers) -> Verdict:
@@ -185,7 +196,7 @@ def data_verdicts(watch: Watch, step: int) -> Iterator[Verdict]:
     if late:
         extra -= np.maximum(_waits_for_cpu(watch, step), 0.0)
         noise = cpu_noise(watch, step)
-        late = [rank for rank in late if extra[rank] > max(float(limit[rank]), float(noise[rank]))]
+        late = [rank for rank in late if extra[rank] > max(float(limit[rank]), _PART * float(noise[rank]))]
     if not known and explained_by_place(late, families_of(watch.profiles, watch.plan.world)):
         return
     for rank in late:
