@@ -149,7 +149,7 @@ def test_a_throttled_node_is_named(tmp_path):
         assert running.wait(lambda: found(running, request, 0), FOUND_S), running.text()[-3000:]
     finally:
         running.stop()
-    assert len({record["rank"] for record in drilled(running, request)}) == 8
+    assert {4, 5} <= {record["rank"] for record in drilled(running, request)}  # others only if they send there
 
 
 @pytest.mark.long
