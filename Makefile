@@ -58,6 +58,7 @@ bench: setup
 	$(BIN)/python bench/recording.py
 	$(BIN)/python bench/fleet_scale.py
 	$(BIN)/python bench/planner_scale.py
+	$(BIN)/python bench/paths.py --steps 12
 	$(BIN)/python bench/diagnosis.py
 	$(BIN)/python bench/flight_recorder.py
 	$(BIN)/python bench/analysis_scale.py

@@ -19,6 +19,8 @@ from typing import Any
 
 from harness import Result, judge, options, report
 
+from keepstep.records.ring import SpanKind
+
 RANKS = 2
 TURN = 50
 AT_MOST_AB = 0.01
@@ -34,8 +36,9 @@ def upper_bound(differences: list[float]) -> float:
     return sorted(differences)[min(count - 1, math.ceil(count / 2 + 1.96 * math.sqrt(count) / 2))]
 
 
-def training() -> Callable[[], None]:
-    """A DDP step of little more than a millisecond, with several buckets: short, so that records weigh much.
+def training(fabric: Any) -> Callable[[], None]:
+    """A DDP step of a few milliseconds, with several buckets and the spans of a step guard: short, so that records
+    weigh much.
 
     A turn of longer steps lasts long enough for the machine to change its pace within a pair of turns.
     """
@@ -44,15 +47,18 @@ def training() -> Callable[[], None]:
     from torch.nn.parallel import DistributedDataParallel
 
     torch.manual_seed(0)
-    layers = [layer for _ in range(4) for layer in (nn.Linear(64, 64), nn.ReLU())]
-    model = DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=0.02)
+    layers = [layer for _ in range(4) for layer in (nn.Linear(128, 128), nn.ReLU())]
+    model = DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=0.07)
     optimizer = torch.optim.SGD(model.parameters(), 0.001)
-    batch = torch.randn(16, 64)
+    batch = torch.randn(32, 128)
 
     def step() -> None:
+        whole = fabric.span_begin(SpanKind.STEP)
+        fabric.span_end(fabric.span_begin(SpanKind.DATA))
         model(batch).pow(2).mean().backward()
         optimizer.step()
         optimizer.zero_grad()
+        fabric.span_end(whole)
 
     return step
 
@@ -106,7 +112,7 @@ def measure(rank: int, quick: bool, path: str, answer: Any) -> None:
     fabric = dist.group.WORLD.fabric
     recorder = Recorder.private_memory()
     fabric.record_into(recorder.address, recorder.size)
-    step, small = training(), torch.zeros(1)
+    step, small = training(fabric), torch.zeros(1)
     turn(step, TURN)
     on, off = in_turns(fabric, step, times=TURN, pairs=80 if quick else 800)
     head = recorder.slots_written()
