@@ -11,8 +11,8 @@ import numpy as np
 
 from keepstep.diagnosis.baseline import Baseline, against_baseline, difference
 from keepstep.diagnosis.delays import hold_cells, link_verdicts
-from keepstep.diagnosis.environment import fingerprint_of
 from keepstep.diagnosis.imbalance import imbalance_verdicts
+from keepstep.diagnosis.job_environment import fingerprint_of
 from keepstep.diagnosis.live_hang import hang_verdicts
 from keepstep.diagnosis.live_ledger import end_all, settle
 from keepstep.diagnosis.live_reports import take_reports

@@ -104,7 +104,7 @@ def _origins(watch: Watch, finding: Finding, *, now: float, limit: float) -> Ite
     if not states:
         return
     key = "hang:" + ",".join(map(str, ranks[:8]))
-    held = held_by_links(watch, finding, ranks)
+    held = held_by_links(watch, finding, ranks=ranks)
     if held is not None:
         yield Verdict(key=key, finding=held, since=watch.history.done + 1)
         return
@@ -190,7 +190,7 @@ def _links(watch: Watch, finding: Finding, *, now: float, limit: float) -> Itera
     if moving:
         return
     if stuck:
-        finding = dead_links(watch, finding, stuck, involved={*_suspected(watch, finding), *finding.victims})
+        finding = dead_links(watch, finding, stuck=stuck, involved={*_suspected(watch, finding), *finding.victims})
         key = "hang:link:" + ",".join(f"{a}>{b}" for a, b in stuck[:4])
     else:
         key = f"hang:{finding.group or 'transfer'}"

@@ -15,7 +15,7 @@ __all__ = ["dead_links", "held_by_links"]
 _LONG_US = 300_000
 
 
-def held_by_links(watch: Watch, finding: Finding, ranks: Sequence[int]) -> Finding | None:
+def held_by_links(watch: Watch, finding: Finding, *, ranks: Sequence[int]) -> Finding | None:
     """The hang of `ranks` as one of their links, where all of them are inside a call; None where one is not.
 
     Their peers may have finished the call: what they wrote last is in some buffer and never arrives.
@@ -48,7 +48,7 @@ def held_by_links(watch: Watch, finding: Finding, ranks: Sequence[int]) -> Findi
     )
 
 
-def dead_links(watch: Watch, finding: Finding, stuck: Sequence[tuple[int, int]], *, involved: set[int]) -> Finding:
+def dead_links(watch: Watch, finding: Finding, *, stuck: Sequence[tuple[int, int]], involved: set[int]) -> Finding:
     """A call that nobody finishes, with the links whose sender holds bytes back that the receiver waits for."""
     ends = {rank for pair in stuck for rank in pair}
     return msgspec.structs.replace(

@@ -49,11 +49,12 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Burst(msgspec.Struct, frozen=True):
-    """A rank took longer than its peers for `length` steps up to `last`, and then no more."""
+    """A rank was slower than its peers, by a log ratio of `ratio`, for `length` steps up to `last`, then no more."""
 
     rank: int
     last: int
     length: int
+    ratio: float = 0.0
 
 
 @dataclass

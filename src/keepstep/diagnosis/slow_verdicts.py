@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from keepstep.diagnosis.baseline import difference
-from keepstep.diagnosis.environment import fingerprint_of
+from keepstep.diagnosis.job_environment import fingerprint_of
 from keepstep.diagnosis.live_state import Verdict, Watch
 from keepstep.diagnosis.roles import explained_by_place, families_of
 from keepstep.diagnosis.slowness import STEPS, Excess, cpu_noise, past_of, present_scatter, slow_ranks

@@ -47,6 +47,7 @@ _ALWAYS = 0.9
 _BY_CHANCE = 0.75
 _MEMORY = 256
 _SPELL = 0.08
+_ALIKE = 0.5
 
 
 @dataclass(frozen=True)
@@ -130,9 +131,13 @@ def _again(watch: Watch) -> int:
     return _AGAIN if watch.plan.world < _MANY_RANKS else 2 * _AGAIN
 
 
-def steps_needed(watch: Watch, step: int, *, least: int = STEPS) -> int:
-    """How many steps in a row a rank has to be slow, at least: more where spells that ended by themselves were seen."""
-    lengths = [burst.length for burst in watch.bursts if burst.last > step - _MEMORY and burst.length >= 2]
+def steps_needed(watch: Watch, step: int, *, least: int = STEPS, ratio: float = 0.0) -> int:
+    """How many steps in a row a rank has to be slow by `ratio`: more where spells of that kind ended by themselves."""
+    lengths = [
+        burst.length
+        for burst in watch.bursts
+        if burst.last > step - _MEMORY and burst.length >= 2 and burst.ratio > _ALIKE * ratio
+    ]
     return max(least, 2 * max(lengths, default=0) + 1)
 
 
@@ -173,7 +178,7 @@ def _slower_than_usual(watch: Watch, step: int, *, tier: _Tier) -> Iterator[Exce
     strong = (shift > tier.times * limit) & (shift > tier.ratio)
     for rank in np.flatnonzero(strong & above & matters).tolist():
         spell = _spell(history.ratio[rank] - middle[rank], history.judged, step=step, limit=0.5 * float(limit[rank]))
-        if spell >= steps_needed(watch, step, least=count) - tier.misses:
+        if spell >= steps_needed(watch, step, least=count, ratio=float(shift[rank])) - tier.misses:
             yield Excess(rank, float(shift[rank]), float(excess[rank]), float(shift[rank] / limit[rank]), True, spell)
 
 
@@ -247,7 +252,8 @@ def note_spells(watch: Watch, step: int, *, named: set[int]) -> None:
             length = _run(
                 history.ratio[rank], history.judged, step=step - 1, limit=float(np.broadcast_to(limit, len(last))[rank])
             )
-            watch.bursts.append(Burst(rank, step - 1, length))
+            height = float(np.median(history.ratio[rank, history.columns(step - 1, length)]))
+            watch.bursts.append(Burst(rank, step - 1, length, height))
     watch.bursts = [burst for burst in watch.bursts if burst.last > step - _MEMORY][-256:]
 
 
