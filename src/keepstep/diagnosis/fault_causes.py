@@ -8,7 +8,7 @@ import msgspec
 
 from keepstep.diagnosis.fault_lines import is_consequence, meaning_of
 from keepstep.diagnosis.fault_meaning import FaultLine, Strength
-from keepstep.diagnosis.log_case import LogCase, is_claim, quotation, suspect_of, words
+from keepstep.diagnosis.log_case import LogCase, is_claim, quotation, rank_list, suspect_of, words
 from keepstep.records.evidence import LogEvent
 from keepstep.records.finding import Finding, Suspect
 
@@ -59,8 +59,10 @@ def symptoms_of(case: LogCase) -> list[Finding]:
     if killed:
         return [_killed(case, max(killed, key=_tells), number=len(seen))]
     event, meaning = max(seen, key=lambda pair: pair[1].confidence)
+    same = [item for item, other in seen if other is meaning]
     return [
         Finding(
+            suspects=_ends(same) if event.kind == "ib_completion" and meaning.kind != "undetermined" else (),
             kind=meaning.kind,
             layer=meaning.layer if meaning.kind != "undetermined" else "undetermined",
             victims=tuple(sorted({item.rank for item, _ in seen if item.rank is not None})),
@@ -72,6 +74,23 @@ def symptoms_of(case: LogCase) -> list[Finding]:
             next_probe=f"{meaning.then}; logs of all ranks from the first error on, dmesg of the nodes",
         )
     ]
+
+
+def _ends(events: list[LogEvent]) -> tuple[tuple[Suspect, ...], ...]:
+    """The ends of transfers that were not acknowledged: one set of both, or the one end that all of several share."""
+    ways = {
+        (Suspect(node=event.node, device=event.fields.get("device")), Suspect(node=event.fields["peer"]))
+        for event in events
+        if event.node is not None and event.fields.get("peer")
+    }
+    if not ways:
+        return ()
+    near, far = {way[0] for way in ways}, {way[1] for way in ways}
+    if len(near) > 2 and len(far) == 1:
+        return (tuple(far),)
+    if len(far) > 2 and len(near) == 1:
+        return (tuple(near),)
+    return (tuple(sorted(near | far, key=str)),) if len(near | far) <= 2 * _SHOWN else ()
 
 
 def _tells(event: LogEvent) -> tuple[bool, bool]:
@@ -87,7 +106,19 @@ def _counts(case: LogCase, event: LogEvent) -> bool:
     """Not an end without an error, nor a warning of a device after which training went on."""
     if event.kind == "process_ended":
         return event.fields.get("code", "1") != "0"
+    if event.kind in ("peer_closed", "store_wait"):
+        return not _after_the_end(case, event)
     return event.kind != "xid" or not case.has("step_progress", claims=False)
+
+
+def _after_the_end(case: LogCase, event: LogEvent) -> bool:
+    """Connections that close when training has ended and nothing failed: processes leave one after the other."""
+    if case.has("watchdog_timeout", "exception", "first_failure", "crashed", "teardown", "nccl_error", "gloo_timeout"):
+        return False
+    return any(
+        end.line < event.line if end.path == event.path else end.rank == event.rank
+        for end in case.of("training_ended", claims=False)
+    )
 
 
 def _recovered(case: LogCase, event: LogEvent) -> bool:
@@ -117,6 +148,9 @@ def _first_of(case: LogCase, pairs: list[tuple[LogEvent, FaultLine]]) -> Finding
     same = [pair for pair in pairs if pair[1] is meaning]
     followed = [pair[0] for pair in pairs if pair[1] is not meaning and pair[1].event != "exception"]
     finding = _finding(case, same)
+    if not finding.suspects:
+        placed = [pair[0] for pair in pairs if pair[1].layer == meaning.layer and pair[1].event != "exception"]
+        finding = msgspec.structs.replace(finding, suspects=_suspects(placed)[:1])
     everywhere = {pair[0].rank for pair in same if pair[0].rank is not None}
     if len(everywhere) > 2 and len(everywhere) >= (case.world()[0] or len(everywhere)):
         finding = msgspec.structs.replace(
@@ -169,6 +203,9 @@ def _suspects(events: list[LogEvent]) -> tuple[tuple[Suspect, ...], ...]:
         both = sorted({int(events[0].fields["first"]), int(events[0].fields["second"])})
         return (tuple(Suspect(rank=rank) for rank in both),)
     found: dict[tuple[object, ...], Suspect] = {}
+    about = sorted({rank for event in events for rank in rank_list(event.fields.get("about", ""))})
+    if about:
+        return tuple((Suspect(rank=rank),) for rank in about[: 2 * _SHOWN])
     for event in events:
         suspect = suspect_of(event)
         if suspect is not None:
@@ -191,7 +228,7 @@ def _place(suspect: Suspect) -> tuple[object, ...]:
 
 
 def _quotes(events: list[LogEvent]) -> list[str]:
-    lines = [quotation(event) for event in events[:_SHOWN]]
+    lines = list(dict.fromkeys(quotation(event) for event in events[:_SHOWN]))
     return [*lines, f"and {len(events) - _SHOWN} more lines of this kind"] if len(events) > _SHOWN else lines
 
 

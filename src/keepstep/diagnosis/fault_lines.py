@@ -27,7 +27,7 @@ _CONSEQUENT_WORDS = re.compile(
     r"NCCL|gloo|c10d|ProcessGroup|watchdog|collective|Connection (?:closed|reset|refused)"
     r"|timed? ?out|monitoredBarrier|Socket|store|peer"
     r"|out of memory|ECC|No space left|shared memory|DataLoader worker|CUDA error|cudaError|CUDNN"
-    r"|quota|file handle|device ordinal"
+    r"|quota|file handle|device ordinal|No (?:CUDA|HIP) GPUs|no NVIDIA driver"
     r"|Deserializ|StreamReader|central directory|unexpected EOF|same model across"
     r"|in this process with sizes|finished reduction|mismatch between"
     r"|Address already in use|undefined symbol|shared object",

@@ -53,7 +53,12 @@ def _told(case: LogCase) -> list[Finding]:
     hang = hang_findings(case)
     if sure:
         return [_placed_by_numbers(_with_waiters(finding, hang), case) for finding in sure]
-    for found in (diagnose_stacks(case.stacks), hang, startup_findings(case), setting_findings(case)):
+    for found in (
+        diagnose_stacks(case.stacks, stalled=_stalled(case)),
+        hang,
+        startup_findings(case),
+        setting_findings(case),
+    ):
         if _says_something(found):
             return found
     slow = [*value_findings(case), *contention_findings(case)]
@@ -62,8 +67,16 @@ def _told(case: LogCase) -> list[Finding]:
     for found in (health_findings(case), phase_findings(case), claim_findings(case), causes):
         if _says_something(found):
             return _after(found, hang)
-    unclear = [*hang, *diagnose_stacks(case.stacks), *capture_findings(case), *causes, *symptoms_of(case)]
+    symptoms = symptoms_of(case)
+    if _says_something(symptoms):
+        return _after(symptoms, hang)
+    unclear = [*hang, *diagnose_stacks(case.stacks), *capture_findings(case), *causes, *symptoms]
     return unclear[:1] or slow[:1] or health_findings(case)[:1] or slow_network_findings(case) or [_quiet(case)]
+
+
+def _stalled(case: LogCase) -> bool:
+    """Whether a watchdog or a person says that the job does not go on."""
+    return case.has("watchdog_timeout", "watchdog_stuck", "note_hang")
 
 
 def _placed_by_numbers(finding: Finding, case: LogCase) -> Finding:
@@ -110,6 +123,7 @@ def _quiet(case: LogCase) -> Finding:
                 "no line speaks of a fault"
                 + (", and training ended" if ended else ", and steps go on to the end of the log"),
                 quotation(last),
+                *(f"the scheduler ended the job: {quotation(event)}" for event in case.of("job_cancelled")[:1]),
             ),
             next_probe="" if ended else "if the job does stand still: stacks of all ranks, or Flight Recorder dumps",
         )

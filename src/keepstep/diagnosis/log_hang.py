@@ -31,7 +31,7 @@ def hang_findings(case: LogCase) -> list[Finding]:
     else:
         found = list(diagnose_hang(report.groups)) if _compares(report, case.world()[0]) else []
         told = {event.rank for event in case.of("group_status")}
-        found = [_without_status(finding, told) for finding in _with_quotes(found, report)]
+        found = [_without_status(finding, told) for finding in _with_quotes(_of_known_groups(found, case), report)]
         if not any(finding.kind != "undetermined" for finding in found):
             found = _without_numbers(case, report) or found
     return _merged([_explained(case, finding, report=report) for finding in found])
@@ -56,6 +56,18 @@ def _compares(report: HangReport, world: int | None) -> bool:
         if len(places) > 1 or len(group.positions) == world:
             return True
     return False
+
+
+def _of_known_groups(findings: list[Finding], case: LogCase) -> list[Finding]:
+    """Without hangs of groups of which only some lines speak, if another group shows who did not come: logs do not name
+    the members of a group, so a silent one may be the same that did not come."""
+    origins = [finding for finding in findings if finding.kind in ("noncommunication_hang", "collective_mismatch")]
+    whole = {"0"} if case.world()[0] is not None else set()
+    return [
+        finding
+        for finding in findings
+        if finding.kind != "communication_hang" or not origins or (finding.group or "") in whole
+    ]
 
 
 def _without_status(finding: Finding, told: set[int | None]) -> Finding:
@@ -90,7 +102,12 @@ def _named(case: LogCase, report: HangReport) -> Finding:
         suspects=tuple((Suspect(rank=rank),) for rank in ranks),
         victims=tuple(sorted(reached - set(ranks))),
         confidence=0.85,
-        evidence=(f"{listed(ranks)} did not come, as torch's own report says", quotation(event)),
+        evidence=(
+            f"{listed(ranks)} did not "
+            + ("finish what the others have finished" if event.kind == "desync_waiting" else "come")
+            + ", as torch's own report says",
+            quotation(event),
+        ),
         next_probe=_STACKS,
     )
 

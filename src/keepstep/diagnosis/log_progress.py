@@ -37,6 +37,7 @@ def hang_report(case: LogCase) -> HangReport:
     for event in case.of("desync_never", "desync_behind", "barrier_missing"):
         for rank in rank_list(event.fields.get("ranks", "")):
             missing.setdefault(rank, event)
+    missing = missing or _behind(case, waiting)
     positions = _positions(case)
     idle = frozenset(
         position.rank
@@ -45,6 +46,17 @@ def hang_report(case: LogCase) -> HangReport:
         if position.queued is not None and position.queued == position.finished and position.rank not in waiting
     )
     return HangReport(waiting, missing, tuple(_groups(case, positions)), idle)
+
+
+def _behind(case: LogCase, waiting: dict[int, LogEvent]) -> dict[int, LogEvent]:
+    """Ranks of a desync report that have not finished a collective, while all who timed out wait in a later one."""
+    found: dict[int, LogEvent] = {}
+    later = [int(event.fields["sequence"]) for event in waiting.values() if event.fields.get("sequence", "").isdigit()]
+    for event in case.of("desync_waiting"):
+        ranks = rank_list(event.fields.get("ranks", ""))
+        if later and min(later) > int(event.fields["sequence"]) and not set(ranks) & set(waiting):
+            found.update((rank, event) for rank in ranks if rank not in found)
+    return found
 
 
 def _rank(event: LogEvent) -> int | None:

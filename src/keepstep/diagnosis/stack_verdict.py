@@ -40,15 +40,17 @@ def stack_layer(stack: StackSample) -> Layer:
     return _LAYERS.get(place_of(stack.frames).where, "undetermined")
 
 
-def diagnose_stacks(stacks: tuple[StackSample, ...]) -> list[Finding]:
-    """Findings from stacks taken together; none if there are no stacks of at least two processes."""
+def diagnose_stacks(stacks: tuple[StackSample, ...], *, stalled: bool = False) -> list[Finding]:
+    """Findings from stacks taken together; none without stacks. `stalled`: something else says that it hangs."""
     placed = [(stack, place_of(stack.frames)) for stack in main_threads(stacks)]
     if not placed:
         return []
     waiting = [item for item in placed if item[1].where in ("collective", "device")]
     odd = [item for item in placed if item[1].where in _ODD]
     if len(placed) < 2:
-        return [_alone(placed)]
+        workers = [stack for stack in stacks if any(frame.function == "_worker_loop" for frame in stack.frames)]
+        waits = placed[0][1].where == "data" and (stalled or bool(workers))
+        return [_starved(placed[0][0], workers) if waits else _alone(placed)]
     if not waiting:
         return [_nobody_waits(placed)]
     if not odd:
@@ -123,6 +125,23 @@ def _alone(placed: _Placed) -> Finding:
         confidence=0.2,
         evidence=(f"one stack only: {_name(stack)} {_DOES[place.where]}", _chain(stack)),
         next_probe="stacks of all ranks at the same time: only a comparison shows who holds whom up",
+    )
+
+
+def _starved(stack: StackSample, workers: list[StackSample]) -> Finding:
+    """The only process that is shown waits for data, and somebody took its stack because it does not go on."""
+    suspect = _suspect(stack)
+    return Finding(
+        kind="noncommunication_hang",
+        layer="dataloader",
+        suspects=((suspect,),) if suspect != Suspect() else (),
+        confidence=0.5,
+        evidence=(
+            f"{_name(stack)} {_DOES['data']}: {_chain(stack)}",
+            *(f"a worker of its loader: {_chain(worker)}" for worker in workers[:_SHOWN]),
+            "this is one process at one moment: the stacks of the other ranks are not here",
+        ),
+        next_probe=_PROBES["data"],
     )
 
 

@@ -12,6 +12,8 @@ _EXCEPTION = (
     r"(?:^|[\s:\]>|])(?P<type>(?:[A-Za-z_]\w*\.)*(?-i:[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|Timeout)))"
     r"(?:: (?P<message>.*)|\s*$)"
 )
+_OPTIONAL = re.compile(r"NCCL INFO|\bPlugin\b|libnccl-net|Could not load dynamic library|TF-TRT|\bdlerror\b")
+"""Libraries that are looked for and used only if they are there."""
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 _CLOCK = re.compile(r"^(?:(\d+):)?(\d+):(\d\d)$")
 
@@ -105,12 +107,14 @@ APPLICATION_PATTERNS: tuple[Pattern, ...] = (
         "gpu_memory",
         "out of memory|outofmemory",
         expression=r"CUDA out of memory|OutOfMemoryError|(?:CUDA|HIP) error: out of memory|HIP out of memory"
-        r"|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation",
+        r"|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|Cuda failure (?:\d+ )?'out of memory'",
     ),
     pattern(
         "cuda_error",
-        "cuda error|cudaerror|cuda_error|hip error|illegal memory access|device-side assert|launch failure",
-        expression=r"(?:CUDA|HIP) error: (?P<what>[^\n.]{3,80})|cudaError(?P<name>(?!ECC"
+        "cuda error|cudaerror|cuda_error|hip error|illegal memory access|device-side assert|launch failure"
+        "|cuda failure",
+        expression=r"(?:CUDA|HIP) error: (?P<what>[^\n.]{3,80})"
+        r"|Cuda failure (?:\d+ )?'(?P<what_3>[^']+)'|cudaError(?P<name>(?!ECC"
         r"|MemoryAllocation)[A-Z]\w+)|(?P<what_2>illegal memory access"
         r"|device-side assert triggered|unspecified launch failure)",
         refine=lambda _, fields: (
@@ -150,9 +154,9 @@ APPLICATION_PATTERNS: tuple[Pattern, ...] = (
     pattern(
         "wrong_device",
         "invalid device ordinal|no cuda-capable|devices available|driver version is insufficient"
-        "|library version mismatch",
+        "|library version mismatch|no cuda gpus|no nvidia driver|no hip gpus",
         expression=r"invalid device ordinal|no CUDA-capable device|CUDA driver version is insufficient"
-        r"|Driver/library version mismatch",
+        r"|Driver/library version mismatch|No (?:CUDA|HIP) GPUs are available|Found no NVIDIA driver",
     ),
     pattern(
         "wrong_address",
@@ -165,6 +169,7 @@ APPLICATION_PATTERNS: tuple[Pattern, ...] = (
         "library_missing",
         "undefined symbol|cannot open shared object|symbol lookup error",
         expression=r"undefined symbol: \S+|cannot open shared object file|symbol lookup error",
+        refine=lambda text, fields: None if _OPTIONAL.search(text) else fields,
     ),
     pattern(
         "lock_held",

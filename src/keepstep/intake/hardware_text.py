@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from keepstep.intake.log_patterns import Pattern, pattern
 
 __all__ = ["HARDWARE_PATTERNS"]
@@ -11,6 +13,9 @@ _NIC = (
     r"(?::\d+)?)"
 )
 
+_STRAGGLER = re.compile(r"\brank=(\d{1,6})\b")
+_PLAIN = re.compile(r"(?<![\w=])\d{1,6}\b")
+
 
 def _xid(text: str, fields: dict[str, str]) -> dict[str, str] | None:
     """XIDs are small numbers; the PCI address of the device stands before or after."""
@@ -18,7 +23,13 @@ def _xid(text: str, fields: dict[str, str]) -> dict[str, str] | None:
 
 
 def _filled(_: str, fields: dict[str, str]) -> dict[str, str]:
-    return {key.removesuffix("_2"): value for key, value in fields.items()}
+    return {re.sub(r"_\d$", "", key): value for key, value in fields.items()}
+
+
+def _stragglers(_: str, fields: dict[str, str]) -> dict[str, str] | None:
+    """The ranks of `{StragglerId(rank=13, node='n1')}` or `[13, 45]`, separated by commas."""
+    named = _STRAGGLER.findall(fields["list"]) or _PLAIN.findall(fields["list"])
+    return {"about": ",".join(named)} if named else None
 
 
 HARDWARE_PATTERNS: tuple[Pattern, ...] = (
@@ -155,9 +166,17 @@ HARDWARE_PATTERNS: tuple[Pattern, ...] = (
         r"|(?P<missing>(?:no|without|missing) (?:cpu )?(?:affinity|cpu[-_]bind\w*))",
     ),
     pattern(
+        "straggler_named",
+        "straggler detection",
+        expression=r"STRAGGLER DETECTION[^\n]*?GPUs? [^\n]*?Affected ranks: (?P<list>[\[{][^\]}]*[\]}])",
+        refine=_stragglers,
+    ),
+    pattern(
         "node_failed",
-        "node failure|node_fail|nodenotready|node is down|not responding",
-        expression=r"Node failure on (?P<host_2>[\w.-]+)|DUE TO NODE FAILURE|NODE_FAIL\b|NodeNotReady"
+        "node failure|node_fail|nodenotready|node is down|not responding|node has died|missed too many heartbeats",
+        expression=r"because its node has died(?:[^\n]*?\bip: (?P<host_3>[\w.:-]+))?|worker died due to node failure"
+        r"|ip(?: address)? (?P<host_4>[\d.]+)[^\n]*? missed too many heartbeats"
+        r"|Node failure on (?P<host_2>[\w.-]+)|DUE TO NODE FAILURE|NODE_FAIL\b|NodeNotReady"
         r"|node (?P<host>[\w.-]+) (?:is )?(?:DOWN"
         r"|not responding)",
         refine=_filled,

@@ -46,7 +46,7 @@ def _ended(_: str, fields: dict[str, str]) -> dict[str, str]:
 LAUNCHER_PATTERNS: tuple[Pattern, ...] = (
     pattern(
         "process_ended",
-        "exitcode|exit code|exited|killed|aborted|segmentation|terminated|out of memory",
+        "exitcode|exit code|exited|killed|aborted|segmentation|terminated|out of memory|return code",
         expression=r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<local_rank>\d+) \(pid: (?P<victim>\d+)\)"
         r"|srun: error: (?P<host>[\w.\[\],-]+): tasks? (?P<ranks>[\d,\s-]+): (?P<how>[A-Z][\w -]*(?:\(core "
         r"dumped\))?[\w -]*?(?:code (?P<code_2>\d+))?)\s*$"
@@ -54,8 +54,11 @@ LAUNCHER_PATTERNS: tuple[Pattern, ...] = (
         r"signal (?P<number>\d+)(?: \((?P<how_2>[^)]*)\))?"
         r"|(?:pid|process) (?P<victim_4>\d+) (?:died|exited|terminated"
         r"|was killed)[^\n]{0,30}exit ?code:? (?P<code_4>-?\d+)"
-        r"|Process (?P<victim_3>\d+) exits with return code = (?P<code_3>-?\d+)",
-        refine=lambda text, fields: _ended(text, {re.sub(r"_[234]$", "", key): value for key, value in fields.items()}),
+        r"|(?:Process (?P<victim_3>\d+) )?exits with return code = (?P<code_3>-?\d+)"
+        r"|Child process with PID (?P<victim_5>\d+) terminated with code (?P<code_5>-?\d+)",
+        refine=lambda text, fields: _ended(
+            text, {re.sub(r"_[2345]$", "", key): value for key, value in fields.items()}
+        ),
     ),
     pattern(
         "first_failure",

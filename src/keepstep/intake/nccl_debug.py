@@ -63,8 +63,8 @@ NCCL_PATTERNS: tuple[Pattern, ...] = (
         "ib_completion",
         "got completion",
         expression=r"Got completion (?:from peer (?P<peer>[^\s<]+)(?:<\d+>)?)?.{0,40}?"
-        r"with (?:error|status=?) ?=?(?P<status>\d+)"
-        r"(?:.*?vendor err (?P<vendor>\d+))?(?:.*? hca (?P<device>\w+))?",
+        r"with (?:error|status=?) ?=?(?:IBV_\w+\()?(?P<status>\d+)"
+        r"(?:.*?vendor[ _]err[ =](?P<vendor>\d+))?(?:.*? hca (?P<device>\w+))?",
     ),
     pattern(
         "nccl_call",
@@ -77,6 +77,12 @@ NCCL_PATTERNS: tuple[Pattern, ...] = (
         "nccl_duplicate_gpu",
         "duplicate gpu",
         expression=r"Duplicate GPU detected : rank (?P<first>\d+) and rank (?P<second>\d+)",
+    ),
+    pattern(
+        "nccl_mismatch",
+        "mismatched collective|collective mismatch",
+        expression=r"(?:(?P<sure>Mismatched collective detected)|collective mismatch).*?(?:around|on) rank "
+        r"(?P<about>\d+)",
     ),
     pattern(
         "nccl_no_interface",
@@ -92,6 +98,7 @@ NCCL_PATTERNS: tuple[Pattern, ...] = (
         r"(?:socket\w*|bootstrap\w*|Connect to) ?:? ?(?P<peer_2>\d+\.\d+\.\d+\.\d+)<\d+> failed.*",
         refine=lambda _, fields: {"peer": fields.get("peer") or fields.get("peer_2", "")},
     ),
+    pattern("gloo_mesh", "connectfullmesh", expression=r"connectFullMesh failed"),
     pattern(
         "nccl_version_differs",
         "version mismatch|mismatched nccl|incompatible nccl|different nccl|versions of nccl|mismatch in nccl",
@@ -105,7 +112,11 @@ NCCL_PATTERNS: tuple[Pattern, ...] = (
         r"|alloc_pd)) failed(?: with error)?:? ?(?P<why>Cannot allocate memory|.*)|RLIMIT_MEMLOCK"
         r"|max locked memory",
     ),
-    pattern("ib_connect_failed", "ibv_modify_qp", expression=r"ibv_modify_qp failed with error:? ?(?P<why>[\w ]+)"),
+    pattern(
+        "ib_connect_failed",
+        "ibv_modify_qp",
+        expression=r"ibv_modify_qp failed with (?:error:? ?)?(?:\d+ )?(?P<why>[\w ]+)",
+    ),
     pattern(
         "nccl_shm_full",
         "/dev/shm",

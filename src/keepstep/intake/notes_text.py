@@ -15,6 +15,7 @@ __all__ = ["NOTE_PATTERNS"]
 _LIST = r"(?P<ranks>\d+(?:\s*(?:,|and|&|-|to)\s*(?:and\s*)?\d+)*)"
 _COUNT = r"(?:\d{1,6}|one|two|three|four|five|six|seven|eight|nine|ten)"
 _NAMES = re.compile(r"\b(?:(?:node|rank|host|gpu|worker)[ _-]?\d+)\b", re.IGNORECASE)
+_CURED = r"(?:it works|works|no (?:more )?hang\w*|fixed|resolved|solved|goes away|disappears?|runs fine|trains fine)"
 _COUNT_WORDS = {
     "one": "1",
     "two": "2",
@@ -81,6 +82,13 @@ NOTE_PATTERNS: tuple[Pattern, ...] = (
         refine=lambda _, fields: {key.removesuffix("_2"): value for key, value in fields.items()} | {"claimed": "yes"},
     ),
     pattern(
+        "note_hang",
+        "hang|hung|stuck|freez|frozen|deadlock|stops",
+        expression=r"\b(?:hangs?|hanging|hung|(?:gets?|got|is|are|stays?) stuck|freezes|frozen|dead-?lock(?:s|ed)?"
+        r"|stops (?:after|at|responding|forever|without))\b",
+        refine=_claimed,
+    ),
+    pattern(
         "note_bug",
         "known bug|known issue|fixed in|regression|upgrad|downgrad",
         expression=r"\bknown (?:bug|issue|defect)\b|\bfixed in (?:version |v)?\d+\.\d+|\bregression (?:in|since|from)\b"
@@ -89,11 +97,13 @@ NOTE_PATTERNS: tuple[Pattern, ...] = (
     ),
     pattern(
         "note_cure",
-        "nccl_|disable",
-        expression=r"\b(?:with|after|when|setting|if I set|export(?:ing)?)\b[^.\n]{0,30}?(?P<setting>(?:NCCL"
+        "nccl_|disabl|off",
+        expression=rf"(?P<switched>(?:disabl\w+|(?:switch|turn)\w* off)[^.\n]{{0,30}}?\b(?:ACS|IOMMU|VT-d"
+        r"|custom[- _]all[- _]?reduce|NVLS|SHARP|GPU ?Direct))\b[^\n]{0,60}?"
+        rf"\b{_CURED}"
+        r"|\b(?:with|after|when|setting|if I set|export(?:ing)?)\b[^.\n]{0,30}?(?P<setting>(?:NCCL"
         r"|TORCH|GLOO|CUDA)_\w+)(?:\s?=\s?\w+)?"
-        r"[^\n]{0,60}?\b(?:it works|works|no (?:more )?hang\w*|fixed|resolved|solved|goes away"
-        r"|disappears?|runs fine|trains fine)",
+        rf"[^\n]{{0,60}}?\b{_CURED}",
         refine=_claimed,
     ),
     pattern(

@@ -32,6 +32,8 @@ _LONGEST_BYTES = 2 << 30
 _MOST_PHASES = 64
 _LARGEST_STEP = 2**53
 _LONGEST_NAME = 60
+_OF_A_LOG = re.compile(r"^\[|[=|]|^0x|:\d|^(?:INFO|WARN(?:ING)?|ERROR|DEBUG)\b")
+"""What words of a log line have, and names of columns between spaces do not."""
 _PARQUET = b"PAR1"
 _DELIMITERS = (",", "\t", ";", "|", " ")
 _DAMAGE = (pa.ArrowInvalid, pa.ArrowKeyError, pa.ArrowNotImplementedError, pa.ArrowTypeError, OSError, ValueError)
@@ -76,6 +78,8 @@ READER = TimingReader()
 def _is_table(head: bytes) -> bool:
     """Whether the first line names columns that we need, and the second has as many fields with a number among them."""
     delimiter, names = _header(head)
+    if delimiter == " " and any(_OF_A_LOG.search(name) for name in names):
+        return False
     if len(names) < 2 or max(map(len, names)) > _LONGEST_NAME or not meaning_of(names).useful:
         return False
     lines = [line for line in head.decode("utf-8-sig", "replace").splitlines() if line.strip() and line[0] != "#"]
