@@ -124,3 +124,11 @@ def test_towards_nothing(fabrics, python, where: str) -> None:
     target = fabric.hosts[5].address if where == "nobody" else "10.0.0.99"
     done = fabric.run(fabric.hosts[0].namespace, [*python, SURVEY, target, PORTS, "ttl"])
     assert "nobody answers there" in done.stderr
+
+
+def test_a_target_nearer_than_the_spines_is_said_to_be_so(fabrics, python) -> None:
+    fabric = fabrics(FabricPlan())
+    listening(fabric, python, LISTEN, 1)
+    target = fabric.hosts[1].address
+    done = fabric.run(fabric.hosts[0].namespace, [*python, SURVEY, target, "41000-41003", "ttl"])
+    assert "no switch answers after 2 hops: the target is nearer" in done.stderr

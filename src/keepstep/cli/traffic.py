@@ -17,7 +17,7 @@ _TopologyFile = Annotated[Path, typer.Argument(metavar="TOPOLOGY", help="Topolog
 _JobFiles = Annotated[list[Path], typer.Argument(metavar="JOB...", help="Job files (YAML).")]
 _Gbps = Annotated[float, typer.Option(help="Gbit/s of a NIC port where the file does not say.")]
 _UplinkGbps = Annotated[float, typer.Option(help="Gbit/s of a cable where the file does not say; 0: as a port.")]
-_Spines = Annotated[int, typer.Option(min=1, help="Switches that each one above the leaves stands for.")]
+_Spines = Annotated[int, typer.Option(min=1, max=4096, help="Switches that each one above the leaves stands for.")]
 _HostNics = Annotated[Path | None, typer.Option(help="NCCL topology XML of one host; every host gets its NICs.")]
 _Svg = Annotated[Path | None, typer.Option(help="Draw it into this file.")]
 _Down = Annotated[list[str] | None, typer.Option(help="A link `leaf0>spine1` or a switch that is down; many times.")]
@@ -54,7 +54,7 @@ def show(
     yaml: Annotated[Path | None, typer.Option(help="Write it in our own format into this file.")] = None,
     format: Printed = TextOrJson.text,
 ) -> int:
-    """Print a topology, and draw it. Exit code 65 if nothing can be planned on it."""
+    """Print a topology, and draw it. Exit code 65 if it has switches and nothing can be planned on it."""
     from keepstep.intake.topology_yaml import write_yaml_topology
     from keepstep.service.traffic_files import write_text
     from keepstep.service.traffic_text import topology_text

@@ -30,7 +30,7 @@ def read_job(text: str, *, where: str = "") -> JobLayout:
     if isinstance(body.get("collectives"), list):
         body["collectives"] = [_long(one) for one in body["collectives"]]
     try:
-        return msgspec.convert(body, JobLayout)
+        return msgspec.convert(body, JobLayout, strict=False)
     except msgspec.ValidationError as error:
         raise RecordError(f"not a job: {error}", where=where, remedy="see docs/traffic.md") from error
 

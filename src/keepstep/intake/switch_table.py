@@ -30,7 +30,8 @@ def looks_like_switch_table(text: str) -> bool:
 
 
 def read_switch_table(text: str, assumed: Assumed, *, where: str = "") -> Topology:
-    """The first column names hosts; of the others the one with the most different switches is the lowest tier.
+    """The first column names hosts; of the others the one with the most different switches is the lowest tier;
+    columns with equally many keep the direction that the outermost two have.
 
     Every switch is joined to those it shares a row with one tier up. Raises RecordError for rows that do not fit the
     header, and hosts listed twice.
@@ -48,8 +49,9 @@ def read_switch_table(text: str, assumed: Assumed, *, where: str = "") -> Topolo
             raise RecordError(f"host {host!r} is listed twice with different switches", where=where)
         if number > _MOST_ROWS:
             raise RecordError(f"more than {_MOST_ROWS} rows", where=where)
-    columns = range(len(header) - 1)
-    order = sorted(columns, key=lambda column: -len({above[column] for above in table.values()}))
+    counts = [len({above[column] for above in table.values()}) for column in range(len(header) - 1)]
+    columns = range(len(counts)) if counts[0] >= counts[-1] else reversed(range(len(counts)))
+    order = sorted(columns, key=lambda column: -counts[column])
     return _topology(table, order, header=header, assumed=assumed)
 
 

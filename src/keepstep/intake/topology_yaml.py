@@ -70,7 +70,7 @@ def looks_like_yaml_topology(text: str) -> bool:
 def read_yaml_topology(text: str, *, where: str = "") -> Topology | ClosShape:
     """The topology in `text`, or the measures of a Clos. Raises RecordError with the place of the first mistake."""
     try:
-        file = msgspec.convert(parse_yaml(text, where=where), _YamlFile)
+        file = msgspec.convert(parse_yaml(text, where=where), _YamlFile, strict=False)
     except msgspec.ValidationError as error:
         raise RecordError(f"not a topology: {error}", where=where, remedy="see docs/traffic.md") from error
     if file.keepstep_topology != FORMAT:

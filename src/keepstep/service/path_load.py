@@ -96,7 +96,7 @@ def ports_by_load(target: Target, ports: Sequence[int], *, token: str, clock: Cl
         with _loaded(target, reference, token=token) as full:
             loaded = _round_trips(target, [*others, *earlier], clock=clock, full=full)
         sharing = split_by_load(idle, loaded)
-        if not groups and len(sharing) >= max(_SUSPICIOUS, _MOSTLY * len(others)):
+        if len(sharing) >= max(_SUSPICIOUS, _MOSTLY * (len(idle) - 1)):
             raise _untold(target, f"{len(sharing)} of {len(others)} ports wait alike behind the load")
         group = next((earlier[port] for port in earlier if port in sharing), None)
         if group is None:

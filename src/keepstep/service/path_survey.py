@@ -44,7 +44,7 @@ def port_range(text: str) -> tuple[int, ...]:
 
 def survey(request: SurveyRequest, *, clock: Clock) -> Catalogue:
     """The catalogue, as of now. Raises TransportError where nobody listens, EnvironmentProblem where neither raw
-    sockets nor a sink and its token are there."""
+    sockets nor a sink and its token are there, or no switch tells where a packet died."""
     reached = handshakes(request.target, request.ports[:8], clock=clock)
     if not reached.round_trip_s and not reached.silent:
         raise EnvironmentProblem("all source ports are in use", remedy="give other --ports")
@@ -66,7 +66,13 @@ def _by_ttl(request: SurveyRequest, clock: Clock) -> Catalogue:
     times = handshakes(target, timed + unknown[: 2 * _TIMED_PER_PATH], clock=clock)
     if not times.round_trip_s:
         raise _nobody(target)
-    lost = frozenset(times.silent) | frozenset(unknown if by_path else ())
+    if not by_path:
+        raise EnvironmentProblem(
+            f"no switch answers after {request.ttl} hops: the target is nearer, or switches there say nothing",
+            where=f"{target.destination}:{target.port}",
+            remedy="give another --ttl, or --method round_trip",
+        )
+    lost = frozenset(times.silent) | frozenset(unknown)
     return catalogue_of(
         (target.source, f"{target.destination}:{target.port}"),
         paths,

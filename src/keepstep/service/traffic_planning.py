@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,8 @@ def change_site(
 ) -> tuple[dict[str, Any], str]:
     """Change a site and say what is in force: as values and as text. Raises where `TrafficSite` does."""
     clock = SystemClock()
+    if changes.outcome is not None and not (math.isfinite(changes.outcome) and changes.outcome > 0):
+        raise UsageError(f"an outcome of {changes.outcome:g}; it is hashed time / planned time, such as 1.4")
     demands = load_demands(changes.arrive)
     if changes.topology is not None:
         measure = "bytes" if changes.by_bytes else "flows"

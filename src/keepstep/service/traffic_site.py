@@ -134,7 +134,10 @@ class TrafficSite:
             if job == newcomer or not alone:
                 continue
             others = total_crossing(other.crossing for name, other in self.files.items() if name != job)
-            worth = worth_planning(file.demand, self.planner.network, others=others)
+            try:
+                worth = worth_planning(file.demand, self.planner.network, others=others)
+            except TrafficError:  # its own leaf is cut off: nothing to plan, and no fault of the newcomer
+                continue
             now = {one.use: one for one in worth.advice if one.use in alone and one.plan}
             if now:
                 fresh = tuple(flow for flow in worth.flows if flow.use in now)

@@ -82,6 +82,8 @@ def plan_text(planner: Planner, plan: Plan, *, routes: bool = False) -> str:
     lines = [f"plan version {plan.version}, {len(planner.jobs)} jobs: {', '.join(planner.jobs) or 'none'}"]
     lines.append(f"  {crossing} flows planned between leaves, {len(plan.routes) - crossing} inside a leaf")
     if crossing:
+        unequal = len({cable.gbps for cable in planner.network.topology.cables}) > 1
+        unit += " of the fastest kind (slower ones in proportion)" if unequal else ""
         lines.append(f"  at most {plan.max_load:.4g} {unit}; no plan has fewer than {plan.bound:.4g}")
         lines.append(f"  by {plan.method}, gap {plan.gap:.1%}")
     if planner.network.down:

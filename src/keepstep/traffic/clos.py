@@ -7,15 +7,23 @@ from keepstep.records.topology import Cable, ClosShape, Port, Switch, Topology
 
 __all__ = ["clos"]
 
+_MOST = 4_000_000
+
 
 def clos(shape: ClosShape) -> Topology:
-    """The topology of `shape`. Raises TrafficError for counts below 1 or pods that do not divide the groups."""
+    """The topology of `shape`. Raises TrafficError for counts below 1 or pods that do not divide the groups.
+
+    Also for more than four million ports or cables.
+    """
     counts = (shape.hosts, shape.hosts_per_leaf, shape.rails, shape.sides, shape.cables, shape.pods)
     if min(counts) < 1 or shape.spines < 0 or shape.cores < 0:
         raise TrafficError("a Clos needs at least 1 host, host per leaf, rail, side, cable and pod, and 0 spines")
     groups = -(-shape.hosts // shape.hosts_per_leaf)
     if groups % shape.pods:
         raise TrafficError(f"{shape.pods} pods do not divide {groups} groups of hosts")
+    seats = shape.rails * shape.sides
+    if max(shape.hosts * seats, groups * seats * shape.spines, shape.spines * shape.pods * shape.cores) > _MOST:
+        raise TrafficError(f"a Clos of more than {_MOST} ports or cables")
     leaves, ports = _below(shape)
     spines, cables = _above(shape, groups)
     return Topology(shape.name, (*leaves, *spines), ports, cables, source="clos")

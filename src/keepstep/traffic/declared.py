@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from keepstep.errors import TrafficError
 from keepstep.records.demand import CollectiveUse, DeclaredCollective, Demand, JobLayout, Seat
 
@@ -30,9 +32,11 @@ def groups_of(layout: JobLayout) -> dict[str, list[tuple[int, ...]]]:
 
 
 def demand_of(layout: JobLayout) -> Demand:
-    """The demand of a declared layout. Raises TrafficError as `groups_of`, and for bytes, calls or times below 0."""
+    """The demand of a declared layout. Raises TrafficError as `groups_of`, and for sizes or times that are none."""
     if len(set(layout.hosts)) != len(layout.hosts):
         raise TrafficError(f"job {layout.job!r} lists a host twice")
+    if not (math.isfinite(layout.step_s) and layout.step_s >= 0):
+        raise TrafficError(f"job {layout.job!r} has steps of {layout.step_s:g} s")
     groups = groups_of(layout)
     slots = layout.ranks_per_host
     seats = tuple(
@@ -40,9 +44,10 @@ def demand_of(layout: JobLayout) -> Demand:
     )
     uses: list[CollectiveUse] = []
     for number, declared in enumerate(layout.collectives):
-        if min(declared.nbytes, declared.calls, declared.start_s) < 0 or declared.end_s < declared.start_s:
+        sizes = (declared.nbytes, declared.calls, declared.start_s, declared.end_s)
+        if not all(math.isfinite(size) and size >= 0 for size in sizes) or declared.end_s < declared.start_s:
             raise TrafficError(
-                f"job {layout.job!r}, collective {number + 1}: bytes, calls and times must not be negative"
+                f"job {layout.job!r}, collective {number + 1}: bytes, calls and times must be finite and not negative"
             )
         for place, ranks in enumerate(groups[declared.group]):
             if len(ranks) > 1:

@@ -46,7 +46,7 @@ class Network:
     def links_of(self, name: str) -> tuple[str, ...]:
         """The directed links that `name` stands for: itself, or all of a switch. Raises TrafficError if unknown."""
         start, end = split_link(name)
-        if end:
+        if name != start:
             if self.cable(start, end) is None:
                 raise TrafficError(f"no link {name!r} in topology {self.topology.name!r}", remedy="see `traffic show`")
             return (name,)

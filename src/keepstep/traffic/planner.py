@@ -135,8 +135,11 @@ class Planner:
         return self._changed(touched)
 
     def restore(self, job: str, flows: Sequence[Flow], *, routes: Mapping[str, Way]) -> None:
-        """Take a job over with the `routes` by flow name that a journal tells. Raises TrafficError if one is wrong."""
-        slots, local = self._prepare(job, flows)
+        """Take a job over with the `routes` by flow name that a journal tells. Raises TrafficError if one is wrong.
+
+        Flows whose way is down, or that have none, wait for a link to come back, as they did when it went.
+        """
+        slots, local = self._prepare(job, flows, kept=routes)
         ways: dict[int, Way] = {}
         for number, slot in slots.items():
             way = routes.get(slot.flows[0].name)
@@ -175,24 +178,30 @@ class Planner:
         gap = top / bound - 1 if bound else 0.0
         return Plan(self.version, self.measure, self.routes(), top, bound, gap, " and ".join(methods) or "none", advice)
 
-    def _prepare(self, job: str, flows: Sequence[Flow]) -> tuple[dict[int, _Slot], tuple[Route, ...]]:
-        """The slots of `flows` and the routes that stay in a leaf. Changes nothing, but makes parts not used before."""
+    def _prepare(
+        self, job: str, flows: Sequence[Flow], *, kept: Mapping[str, Way] | None = None
+    ) -> tuple[dict[int, _Slot], tuple[Route, ...]]:
+        """The slots of `flows` and the routes that stay in a leaf. Changes nothing, but makes parts not used before.
+
+        With `kept` ways only flows of one way share a slot, and none needs to have a way now.
+        """
         if job in self._of_job:
             raise TrafficError(f"job {job!r} is in the plan already", remedy="let it leave first")
         if not job or ":" in job or any(flow.job != job for flow in flows):
             raise TrafficError(f"{job!r} is no name of a job, or flows of another job are with it")
         local: list[Route] = []
-        between: dict[tuple[str, str], list[Flow]] = {}
+        between: dict[tuple[str, str, Way | None], list[Flow]] = {}
+        ways = {} if kept is None else kept
         for flow in flows:
             source, destination = self._leaf(flow.source, flow), self._leaf(flow.destination, flow)
             if source == destination:
                 local.append(Route(flow.name, (source,)))
             else:
-                between.setdefault((source, destination), []).append(flow)
-        for source, destination in between:
-            self._check_way(source, destination)
+                between.setdefault((source, destination, ways.get(flow.name)), []).append(flow)
+        for source, destination, _ in between:
+            self._check_way(source, destination, now=kept is None)
         slots: dict[int, _Slot] = {}
-        for (source, destination), members in between.items():
+        for (source, destination, _), members in between.items():
             for shared in _never_together(members):
                 weight = max(flow.nbytes for flow in shared) / _GIGA if self.measure == "bytes" else 1.0
                 slots[self._next + len(slots)] = _Slot(
@@ -206,13 +215,13 @@ class Planner:
             raise TrafficError(f"flow {flow.name!r} uses port {name!r}, which is not plugged in anywhere")
         return port.leaf
 
-    def _check_way(self, source: str, destination: str) -> None:
+    def _check_way(self, source: str, destination: str, *, now: bool) -> None:
         part = self._part_of[source]
         if part == self._part_of[destination]:
             if part not in self._parts:
                 by_bytes = self.measure == "bytes"
                 self._parts[part] = Part(self.network, self._leaves[part], by_bytes=by_bytes)
-            if self._parts[part].reachable(source, destination):
+            if not now or self._parts[part].reachable(source, destination):
                 return
         raise TrafficError(f"no way from {source!r} to {destination!r} is left; the plan in force stays")
 

@@ -44,6 +44,13 @@ def test_a_table_of_847_hosts():
     assert problems(topology) == ()
 
 
+def test_a_small_part_of_a_table_keeps_its_tiers(tmp_path):
+    topology = read_as(tmp_path, "ip,DSW,PSW,ASW\na,G,P1,S1\nb,G,P1,S1\nc,G,P2,S2\n")
+    assert [port.leaf for port in topology.ports] == ["S1", "S1", "S2"]
+    topology = read_as(tmp_path, "ip,ASW,PSW,DSW\na,S1,P1,G\nb,S1,P1,G\nc,S2,P2,G\n")
+    assert [port.leaf for port in topology.ports] == ["S1", "S1", "S2"]
+
+
 @pytest.mark.parametrize("name", ["slurm/tree.conf", "slurm/scontrol_show_topology.txt"])
 def test_slurm_tree(name):
     topology = read(name, spines=4, gbps=200.0)
@@ -65,6 +72,31 @@ def test_slurm_block():
     assert len(topology.hosts) == 12
     assert tiers(topology) == [3, 2, 0]
     assert topology.switches[0].domains == ("block b0",)
+
+
+def test_slurm_block_as_scontrol_shows_it(tmp_path):
+    text = "BlockName=b1 BlockIndex=0 Nodes=n[1-2] BlockSize=2\nBlockName=b2 BlockIndex=1 Nodes=n[3-4] BlockSize=2\n"
+    topology = read_as(tmp_path, text + "AggregatedBlock=b[1-2] BlockIndex=2 Nodes=n[1-4] BlockSize=4\n")
+    assert [port.leaf for port in topology.ports] == ["b1", "b1", "b2", "b2"]
+
+
+def test_slurm_lines_that_go_on_with_either_line_end(tmp_path):
+    topology = read_as(tmp_path, "SwitchName=a Nodes=n1,\\\r\nn2\r\nSwitchName=s Switches=a\r\n")
+    assert topology.hosts == ("n1", "n2")
+
+
+def test_slurm_hosts_on_a_switch_above_switches_are_named(tmp_path):
+    topology = read_as(tmp_path, "SwitchName=l Nodes=n1\nSwitchName=s Switches=l Nodes=n[1-2]\n")
+    assert topology.hosts == ("n1",)
+    assert topology.notes[-1] == "1 hosts that are below no leaf left out: n2"
+
+
+def test_more_switches_than_a_network_has(tmp_path):
+    (tmp_path / "t").write_text("".join(f"BlockName=b{number} Nodes=n{number}\n" for number in range(1001)))
+    with pytest.raises(RecordError, match="more than 4000000 cables"):
+        read_topology(tmp_path / "t", Assumed(spines=4096))
+    with pytest.raises(TrafficError, match="more than 4000000"):
+        clos(ClosShape(hosts=10**12, hosts_per_leaf=8, spines=4))
 
 
 def test_ibnetdiscover():
@@ -153,6 +185,8 @@ def test_yaml_written_is_read_back(words, sides, gbps):
         ("SwitchName=a Nodes=n[1-", "bracket"),
         ("SwitchName=a Nodes=n1\nnonsense", "names no switch"),
         ("BlockName=a Nodes=n1\nBlockName=a Nodes=n2", "listed twice"),
+        ("SwitchName=a Nodes=n1\nBlockSizes=4", "no block"),
+        ("SwitchName=a Nodes=n1, n2", "'n2' is no KEY=VALUE"),
         ("keepstep_topology: 2", "reads 1"),
         ("keepstep_topology: 1\ncables: [{lower: a, upper: b, gbps: fast}]", r"gbps"),
         ("keepstep_topology: 1\nhosts: &x [{name: a, leaf: l}]\ncables: *x", "aliases"),
@@ -230,6 +264,12 @@ ranks_per_host: 2
 collectives:
   - {group: dp, op: all_reduce, bytes: 1e9}
 """
+
+
+def test_numbers_with_an_exponent_are_numbers(tmp_path):
+    topology = read_as(tmp_path, "keepstep_topology: 1\nclos: {hosts: 4, hosts_per_leaf: 2, spines: 1, port_gbps: 4e2}")
+    assert isinstance(topology, ClosShape) and topology.port_gbps == 400.0
+    assert read_job(JOB + "step_s: 8e-1\n").step_s == 0.8
 
 
 def test_a_job_file():

@@ -52,6 +52,21 @@ def test_plan_meets_the_bound(capsys, lab):
     assert (lab / "plan.svg").stat().st_size > 1000
 
 
+def test_flows_on_unequal_cables_are_counted_in_proportion(capsys, lab):
+    """Two ways of 300 and 100 Gbit/s: of four flows three take the wide one."""
+    (lab / "wide.yaml").write_text(
+        "keepstep_topology: 1\ngbps: 100\nswitches: [{name: 'l[0-1]', tier: 1}, {name: 's[0-1]', tier: 2}]\n"
+        "hosts: [{name: 'h[0-3]', leaf: l0}, {name: 'h[4-7]', leaf: l1}]\n"
+        "cables: [{lower: 'l[0-1]', upper: s0, gbps: 300}, {lower: 'l[0-1]', upper: s1}]\n"
+    )
+    for job in range(4):
+        text = f"keepstep_job: 1\njob: w{job}\nhosts: [h{job}, h{job + 4}]\nranks_per_host: 1\n"
+        (lab / f"w{job}.yaml").write_text(text + "collectives: [{group: dp, op: all_reduce, bytes: 2e9}]\n")
+    code, out, _ = run(capsys, "plan", lab / "wide.yaml", *sorted(lab.glob("w?.yaml")), "--everything", "--routes")
+    assert (code, out.count("l0 > s0 > l1"), out.count("l0 > s1 > l1")) == (0, 3, 1)
+    assert "3 flows on a cable of the fastest kind (slower ones in proportion)" in out
+
+
 def test_plan_with_a_dead_spine_and_by_bytes(capsys, lab):
     code, out, _ = run(capsys, "plan", lab / "lab.yaml", *jobs(lab), "--down", "spine0", "--by-bytes", "--routes")
     assert (code, "linear program" in out, "spine0" in out.split("down:")[1].splitlines()[0]) == (0, True, True)
@@ -100,6 +115,9 @@ def test_published_figures_say_that_they_are_modelled(capsys):
         (["plan", "lab.yaml", "lab.yaml"], 65, "not a job file"),
         (["plan", "lab.yaml", "job0.yaml", "job0.yaml"], 65, "two job files"),
         (["plan", "lab.yaml", "job0.yaml", "--down", "x>y"], 65, "no link"),
+        (["plan", "lab.yaml", "job0.yaml", "--down", "spine0>"], 65, "no link"),
+        (["site", "nowhere", "--outcome", "nan"], 2, "outcome"),
+        (["show", "lab.yaml", "--spines", "100000000"], 2, "spines"),
         (["plan", "lab.yaml", "away.yaml"], 65, "not in the topology"),
         (["plan", "host.xml", "job0.yaml"], 65, "hosts only"),
         (["export", "lab.yaml", "job0.yaml", "--traffic-class", "999"], 65, "traffic class"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from keepstep.errors import TrafficError
@@ -92,6 +94,10 @@ def test_pipeline_edges_and_the_way_back():
         ({"pp": 0}, "at least 1"),
         ({"hosts": ("h0", "h0")}, "twice"),
         ({"collectives": (DeclaredCollective("dp", "all_reduce", -1.0),)}, "negative"),
+        ({"collectives": (DeclaredCollective("dp", "all_reduce", math.nan),)}, "finite"),
+        ({"collectives": (DeclaredCollective("dp", "all_reduce", 1.0, calls=math.inf),)}, "finite"),
+        ({"step_s": math.nan}, "steps of nan s"),
+        ({"step_s": -1.0}, "steps of -1 s"),
     ],
 )
 def test_a_layout_that_does_not_add_up(changes, words):

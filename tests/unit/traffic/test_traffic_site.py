@@ -115,6 +115,53 @@ def test_routes_without_their_change_do_not_count(tmp_path):
     site.close()
 
 
+@pytest.mark.parametrize("measure", ["flows", "bytes"])
+def test_flows_without_a_way_wait_while_the_site_is_closed(tmp_path, measure):
+    site = TrafficSite.create(tmp_path, TOPOLOGY, measure=measure, clock=SystemClock())
+    site.arrive(ring("cut", (0, 4)), stage=ALL, everything=True)
+    spines = [f"spine{number}" for number in range(4)]
+    site.set_links(down=spines)
+    site = reopened(site, tmp_path)
+    assert site.planner.routes() == ()
+    site.set_links(up=spines[:1])
+    site = reopened(site, tmp_path)
+    assert {route.path[1] for route in site.planner.routes("cut")} == {"spine0"}
+    site.leave("cut")
+    site.close()
+
+
+def test_a_job_that_is_cut_off_does_not_keep_others_out(tmp_path):
+    site = create(tmp_path)
+    site.arrive(ring("cut", (0, 4)), stage=ALL)
+    site.set_links(down=[f"leaf0>spine{number}" for number in range(4)])
+    assert site.arrive(ring("other", (8, 12)), stage=ALL).applied
+    assert history(tmp_path).changes[-1].change == "arrive"
+    site.close()
+
+
+def test_flows_that_came_later_keep_their_own_ways(tmp_path):
+    """A window that opens when another closes could share its way; a plan in force is not changed by opening it."""
+    site = create(tmp_path)
+    seats = (Seat(0, "h0"), Seat(1, "h4"))
+    early, late = (
+        CollectiveUse(name, "send", (0, 1), nbytes, start_s=start, end_s=start + 0.5)
+        for name, nbytes, start in (("early", 2e9, 0.0), ("late", 1e9, 0.5))
+    )
+    for number in range(1, 4):
+        site.arrive(ring(f"j{number}", (number, 4 + number)), stage=ALL, everything=True)
+    site.arrive(Demand("both", seats, (early, late), 1.0), stage=ALL, everything=True)
+    flows = site.planner.flows("both")
+    site.planner.leave("both")
+    site.planner.arrive("both", flows[:1])
+    site.planner.extend("both", flows[1:])
+    routes = {route.flow: (route.path, route.cable) for route in site.planner.routes("both")}
+    assert len(set(routes.values())) == 2
+    site.planner.leave("both")
+    site.planner.restore("both", flows, routes=routes)
+    assert {route.flow: (route.path, route.cable) for route in site.planner.routes("both")} == routes
+    site.close()
+
+
 def test_directories_that_are_no_site(tmp_path):
     with pytest.raises(UsageError, match="no site"):
         TrafficSite.open(tmp_path, SystemClock())
