@@ -51,7 +51,7 @@ class ReplicaCheck:
             return None
         if len(set(digests.values())) == 1:
             return self._agreed(known, fact)
-        return self._differ(known, fact, digests)
+        return self._differ(known, fact, digests=digests)
 
     def _agreed(self, known: _Set, fact: StateDigest) -> ReplicaNews | None:
         known.equal = [*(version for version in known.equal if version != fact.version), fact.version][-_MOST_EQUAL:]
@@ -62,7 +62,7 @@ class ReplicaCheck:
         finding, known.standing = known.standing, None
         return ReplicaNews(_key(fact), "ended", finding)
 
-    def _differ(self, known: _Set, fact: StateDigest, digests: dict[int, str]) -> ReplicaNews | None:
+    def _differ(self, known: _Set, fact: StateDigest, *, digests: dict[int, str]) -> ReplicaNews | None:
         known.equal = [version for version in known.equal if version != fact.version]
         before_it = [version for version in known.equal if version < fact.version]
         if not before_it:
