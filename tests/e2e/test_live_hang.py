@@ -1,4 +1,4 @@
-"""A member that lives and does nothing: found while the job runs, replaced on hard evidence only."""
+"""A member that lives and does nothing: found while the job runs, replaced on hard evidence only (G-20)."""
 
 from __future__ import annotations
 
