@@ -1,4 +1,4 @@
-"""The ledger: it adds up to the microsecond whatever comes in (G-21), and says what happened where that is known."""
+"""The ledger adds up to the microsecond whatever comes in (G-21), and says what happened where that is known."""
 
 from __future__ import annotations
 
