@@ -1,4 +1,4 @@
-"""Planned paths: links leave from the ports of a plan, and change over at one boundary on all members or on none (G-19)."""
+"""Planned paths: links leave from the ports of a plan, and change over on all members together or on none (G-19)."""
 
 from __future__ import annotations
 
