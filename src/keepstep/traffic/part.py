@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from keepstep.records.topology import Cable, split_link
@@ -33,6 +34,8 @@ class Part:
         self._cables_each = cables[0].count if self.exact else 1
         self._number = {spine: number for number, spine in enumerate(self._spines)}
         self._engine: Uplinks | Balance = self._uplinks() if self.exact else self._balance(cables)
+        self._cable_of: dict[int, Way] = {}
+        self._used: Counter[tuple[str, str, int]] = Counter()
         self._closed: frozenset[tuple[int, int]] = frozenset()
         self._absent = self._missing() if self.exact else frozenset()
         self.follow_network()
@@ -80,17 +83,23 @@ class Part:
             self._engine.keep(slot, **ends, spine=self._number[spine] * self._cables_each + cable)
         else:
             self._engine.keep(slot, way[0], weight=weight)
+            self._remember(slot, way)
 
     def remove(self, slots: Iterable[int]) -> None:
         """Forget slots."""
-        self._engine.remove(list(slots))
+        gone = list(slots)
+        self._engine.remove(gone)
+        for slot in gone:
+            self._forget(slot)
 
     def way(self, slot: int) -> Way:
         """The way of a slot. Raises KeyError where it has none."""
         if isinstance(self._engine, Balance):
             path = self._engine.path_of[slot]
-            bundle = self._network.cable(path[0], path[1])
-            return path, slot % (bundle.count if bundle else 1)
+            if slot not in self._cable_of or self._cable_of[slot][0] != path:
+                self._forget(slot)
+                self._remember(slot, (path, self._emptiest(path)))
+            return self._cable_of[slot]
         left, right = self._engine.ends_of(slot)
         spine, cable = divmod(self._engine.spine_of[slot], self._cables_each)
         return (self._names[left], self._spines[spine], self._names[right]), cable
@@ -99,6 +108,8 @@ class Part:
         """Move slots off links that went down since, and use those that came back; the slots that have no way now."""
         if isinstance(self._engine, Balance):
             homeless = self._engine.reroute()
+            for slot in homeless:
+                self._forget(slot)
             self._engine.improve(max(8, len(self._engine.moved)))
             return homeless
         closed = self._absent | frozenset(self._dead_links())
@@ -114,6 +125,27 @@ class Part:
     def settle(self) -> list[int]:
         """The slots that have another way than at the last call."""
         return list(self._engine.settle())
+
+    def _emptiest(self, path: tuple[str, ...]) -> int:
+        """Of the parallel cables of a path the number whose fullest hop carries fewest slots."""
+        bundle = self._network.cable(path[0], path[1])
+        numbers = range(bundle.count if bundle else 1)
+        return min(numbers, key=lambda number: max(self._used[hop] for hop in self._hops((path, number))))
+
+    def _remember(self, slot: int, way: Way) -> None:
+        self._cable_of[slot] = way
+        self._used.update(self._hops(way))
+
+    def _forget(self, slot: int) -> None:
+        way = self._cable_of.pop(slot, None)
+        if way is not None:
+            self._used.subtract(self._hops(way))
+
+    def _hops(self, way: Way) -> list[tuple[str, str, int]]:
+        """The cables of a way; parallel ones are told apart by the same number on every hop."""
+        path, number = way
+        pairs = zip(path, path[1:], strict=False)
+        return [(a, b, number % (cable.count if (cable := self._network.cable(a, b)) else 1)) for a, b in pairs]
 
     def _uplinks(self) -> Uplinks:
         self._names = list(self._leaves)

@@ -127,12 +127,14 @@ class Planner:
         touched = self._touched(before ^ self.network.down)
         for part in touched:
             self._stranded.update(self._parts[part].follow_network())
+        back: list[int] = []
         for number in sorted(self._stranded):
             slot = self._slots[number]
             if self._parts[slot.part].reachable(slot.source, slot.destination):
                 self._parts[slot.part].add({number: (slot.source, slot.destination, slot.weight)})
-                self._stranded.discard(number)
-        return self._changed(touched)
+                back.append(number)
+        self._stranded.difference_update(back)
+        return self._changed(touched, back=back)
 
     def restore(self, job: str, flows: Sequence[Flow], *, routes: Mapping[str, Way]) -> None:
         """Take a job over with the `routes` by flow name that a journal tells. Raises TrafficError if one is wrong.
@@ -247,6 +249,7 @@ class Planner:
         fresh: Mapping[int, _Slot] | None = None,
         local: tuple[Route, ...] = (),
         removed: int = 0,
+        back: Sequence[int] = (),
     ) -> Change:
         fresh = fresh or {}
         moved: list[int] = []
@@ -258,7 +261,7 @@ class Planner:
         stranded = tuple(flow.name for number in sorted(self._stranded) for flow in self._slots[number].flows)
         added = sum(len(slot.flows) for slot in fresh.values()) + len(local)
         shifted = sum(len(self._slots[number].flows) for number in moved)
-        routes = (*self._named([*fresh, *moved]), *local)
+        routes = (*self._named(dict.fromkeys([*fresh, *moved, *back])), *local)
         return Change(added, removed, shifted, routes, stranded, top, bound)
 
     def _named(self, numbers: Iterable[int]) -> tuple[Route, ...]:

@@ -130,6 +130,37 @@ def test_flows_without_a_way_wait_while_the_site_is_closed(tmp_path, measure):
     site.close()
 
 
+@pytest.mark.parametrize("measure", ["flows", "bytes"])
+def test_a_flow_that_came_back_is_where_it_was_put_after_opening_again(tmp_path, measure):
+    site = TrafficSite.create(tmp_path, TOPOLOGY, measure=measure, clock=SystemClock())
+    site.arrive(ring("cut", (0, 4)), stage=ALL, everything=True)
+    old = {route.path[1] for route in site.planner.routes("cut")}
+    site.set_links(down=[f"spine{number}" for number in range(4)])
+    site.set_links(up=[next(f"spine{number}" for number in range(4) if f"spine{number}" not in old)])
+    before = site.planner.routes("cut")
+    assert len(before) == 2
+    site = reopened(site, tmp_path)
+    assert site.planner.routes("cut") == before
+    site.close()
+
+
+def test_parallel_cables_are_shared_evenly_and_stay(tmp_path):
+    topology = clos(ClosShape(hosts=8, hosts_per_leaf=4, spines=1, cables=2))
+    site = TrafficSite.create(tmp_path, topology, measure="bytes", clock=SystemClock())
+    for number in range(4):
+        site.arrive(ring(f"j{number}", (number, 4 + number)), stage=ALL, everything=True)
+    site.leave("j1")
+    site.leave("j3")
+    for number in (1, 3):
+        site.arrive(ring(f"j{number}", (number, 4 + number)), stage=ALL, everything=True)
+    before = {route.flow: route for route in site.planner.routes()}
+    for leaf in ("leaf0", "leaf1"):
+        assert sorted(route.cable for route in before.values() if route.path[0] == leaf) == [0, 0, 1, 1]
+    site = reopened(site, tmp_path)
+    assert {route.flow: route for route in site.planner.routes()} == before
+    site.close()
+
+
 def test_a_job_that_is_cut_off_does_not_keep_others_out(tmp_path):
     site = create(tmp_path)
     site.arrive(ring("cut", (0, 4)), stage=ALL)
