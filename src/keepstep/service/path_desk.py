@@ -49,6 +49,8 @@ _STALL_US = 700_000
 _COLLECTIVES = 0
 _MAX_FILE_BYTES = 1 << 20
 _PIECE = 500
+_FEWEST_PORTS = 16
+_MOST_HOPS = 32
 
 
 class TrafficFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -83,7 +85,12 @@ def read_traffic_file(path: Path) -> tuple[TrafficFile, Planner]:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         known = ", ".join(TrafficFile.__struct_fields__)
         raise UsageError(f"bad traffic file: {error}", where=str(path), remedy=f"known keys: {known}") from error
-    port_range(found.ports)
+    if len(port_range(found.ports)) < _FEWEST_PORTS or not 1 <= found.ttl <= _MOST_HOPS:
+        raise UsageError(
+            f"ports {found.ports} and ttl {found.ttl}",
+            where=str(path),
+            remedy=f"give at least {_FEWEST_PORTS} ports, so that every path has some, and 1 to {_MOST_HOPS} hops",
+        )
     if bool(found.topology) == bool(found.site):
         raise UsageError("a traffic file names a topology or a site", where=str(path), remedy="give one of the two")
     if found.site:
