@@ -111,8 +111,11 @@ def report(
     engine: Annotated[Engine, typer.Option(help="local, or ray for logs that outgrow one machine.")] = Engine.local,
 ) -> int:
     """Account for the GPU-hours: ledger, ETTR, failure rates, losses, lemons, queue, comparisons."""
+    from keepstep.errors import UsageError
     from keepstep.service.fleet_report import ReportOptions, printed_report, write_page
 
+    if out is not None and not out.absolute().parent.is_dir():
+        raise UsageError("cannot be written: no such directory", where=str(out))
     options = ReportOptions(
         interval_minutes=checkpoint_minutes,
         startup_minutes=startup_minutes,
@@ -123,7 +126,14 @@ def report(
         days=days,
         seed=seed,
     )
-    printed = printed_report(directory, options, style=format.value, engine=engine.value, terminal=out is None)
+    printed = printed_report(
+        directory,
+        options,
+        style=format.value,
+        engine=engine.value,
+        terminal=out is None,
+        say=lambda line: print(line, file=sys.stderr),
+    )
     if out is None:
         print(printed)
     else:

@@ -92,6 +92,7 @@ def _fill_local(text: pa.Array, iso: np.ndarray, *, zone: str, out: tuple[np.nda
     if not len(places):
         return
     chosen = text if len(places) == len(text) else text.take(pa.array(places))
+    chosen = pc.replace_substring(chosen, " ", "T", max_replacements=1)
     local = pc.strptime(chosen, format="%Y-%m-%dT%H:%M:%S", unit="us", error_is_null=True)
     if zone == "UTC":
         value = _micros(local)

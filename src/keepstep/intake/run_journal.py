@@ -86,7 +86,7 @@ def _length(seconds: float | None) -> int | None:
 def _incidents(events: list[Event], rings: Mapping[int, Sequence[Ring]]) -> list[dict[str, Any]]:
     """Repairs with what the rings saw, and findings that belong to no repair."""
     rows = []
-    findings = [event for event in events if isinstance(event, Finding)]
+    findings = _told_once([event for event in events if isinstance(event, Finding)])
     drills = [event for event in events if getattr(event, "fault", None) and event.wall]
     for incident in (event for event in events if isinstance(event, Incident)):
         own = [one for one in findings if _belongs(one, incident)]
@@ -102,6 +102,16 @@ def _incidents(events: list[Event], rings: Mapping[int, Sequence[Ring]]) -> list
         if finding.kind != "healthy":
             rows.append(_finding(finding))
     return rows
+
+
+def _told_once(findings: list[Finding]) -> list[Finding]:
+    """One record for each finding: what was said of it last, at the time it was first named."""
+    told: dict[tuple[int, int], Finding] = {}
+    for place, finding in enumerate(findings):
+        key = (finding.number, 0) if finding.number else (0, place)
+        first = told.get(key)
+        told[key] = finding if first is None else msgspec.structs.replace(finding, wall=first.wall, step=first.step)
+    return list(told.values())
 
 
 def _belongs(finding: Finding, incident: Incident) -> bool:

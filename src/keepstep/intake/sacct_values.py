@@ -74,7 +74,8 @@ _CANCELLED = re.compile(r"CANCELLED\+?(?: by (\S+))?\Z")
 _EXIT = re.compile(r"(\d{1,10}):(\d{1,5})\Z", re.ASCII)
 _DURATION = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)(?:\.(\d{1,6}))?\Z", re.ASCII)
 _JOB = re.compile(r"(\d+)(?:_(\d+|\[[^\]]*\]))?(?:\+(\d+))?(?:\.(.+))?\Z", re.ASCII | re.DOTALL)
-_GPU = re.compile(r"(?:^|,)gres/gpu(:[^=,]+)?=(\d+)", re.ASCII)
+_GPU = re.compile(r"(?:^|,)gres/gpu(:[^=,]+)?=(\d{1,12})([KM]?)(?=,|\Z)", re.ASCII)
+_UNITS = {"": 1, "K": 1024, "M": 1024 * 1024}
 _PLAIN = frozenset({"", "UNLIMITED", "Partition_Limit", "INVALID", "Unknown", "None", "NONE", "N/A"})
 _WORD = re.compile(r"[\w.@$+,/\\ -]*\Z")
 _MOST = 2**62
@@ -133,11 +134,12 @@ def gpus_of(tres: str) -> int | None:
         return None
     whole = kinds = 0
     named = False
-    for kind, count in _GPU.findall(tres):
+    for kind, digits, unit in _GPU.findall(tres):
+        count = int(digits) * _UNITS[unit]
         if kind:
-            kinds += int(count)
+            kinds += count
         else:
-            whole, named = whole + int(count), True
+            whole, named = whole + count, True
     return whole if named else kinds
 
 
@@ -182,7 +184,7 @@ def looks_right(column: str, value: str) -> bool:
     if column in ("exitcode", "derivedexitcode"):
         return value == "" or exit_of(value) is not None
     if column in ("submit", "eligible", "start", "end"):
-        return value in _PLAIN or bool(re.match(r"\d{4}-\d\d-\d\dT|\d{6,11}\Z", value, re.ASCII))
+        return value in _PLAIN or bool(re.match(r"\d{4}-\d\d-\d\d[T ]|\d{6,11}\Z", value, re.ASCII))
     if column in ("elapsedraw", "nnodes", "ncpus", "timelimitraw", "priority", "restarts", "uid", "gid", "cputimeraw"):
         return value in _PLAIN or number_of(value) is not None
     if column in ("elapsed", "timelimit", "suspended", "reserved", "planned"):

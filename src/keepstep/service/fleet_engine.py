@@ -29,15 +29,24 @@ def run_parts(directory: Path) -> list[Part]:
 
 
 def each(
-    function: Callable[[Path, Chosen], Found], parts: Sequence[Chosen], *, directory: Path, engine: Engine = "local"
+    function: Callable[[Path, Chosen], Found],
+    parts: Sequence[Chosen],
+    *,
+    directory: Path,
+    engine: Engine = "local",
+    say: Callable[[str], None] = lambda _: None,
 ) -> list[Found]:
     """`function(directory, part)` for every part (what `run_parts` names, or anything made of it), in their order.
 
     With `ray` each part is a task; `function` must be the function of a module, and `directory` must be reachable by
-    every Ray node. Raises EnvironmentProblem if Ray is not installed.
+    every Ray node. `say` is told the progress. Raises EnvironmentProblem if Ray is not installed.
     """
     if engine == "local":
-        return [function(directory, part) for part in parts]
+        found = []
+        for number, part in enumerate(parts, 1):
+            say(f"part {number} of {len(parts)}")
+            found.append(function(directory, part))
+        return found
     try:
         import ray
     except ImportError as error:
@@ -47,6 +56,7 @@ def each(
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     try:
         task = ray.remote(num_cpus=1)(function)
+        say(f"{len(parts)} parts as Ray tasks")
         results: list[Found] = ray.get([task.remote(directory.resolve(), part) for part in parts])
         return results
     finally:

@@ -21,7 +21,7 @@ from keepstep.intake.local_times import check_zone, moment_of
 from keepstep.intake.source_kind import KINDS, kind_of
 from keepstep.service.fleet_derive import TAXONOMY, default_taxonomy, derive_again
 from keepstep.service.fleet_runs import run_pieces
-from keepstep.store.fleet_manifest import Source, read_manifest
+from keepstep.store.fleet_manifest import Refused, Source, read_manifest
 from keepstep.store.fleet_writer import FleetWriter
 
 __all__ = ["ImportSummary", "Reading", "SourceSummary", "import_sources", "reading_of", "summary_text"]
@@ -89,11 +89,15 @@ def import_sources(
             if source is not None:
                 sources.append(source)
                 known.add(source.content)
+        told = _refused(writer.manifest.refused, summaries)
+        changed, writer.manifest.refused = told != writer.manifest.refused, told
         fresh = bool(sources) or not writer.manifest.generation
         if fresh:
             say("merging")
             old = writer.forget(_read_otherwise(writer.manifest.sources, sources))
             writer.commit(sources, old=old)
+        elif changed:
+            writer.show([])
     finally:
         writer.close()
     if fresh:
@@ -144,6 +148,13 @@ def _read_otherwise(before: Sequence[Source], now: Sequence[Source]) -> set[int]
     """Sources with the bytes of a new one that were read with other settings: their rows make place for the new."""
     fresh = {source.content.split("-")[0] for source in now}
     return {source.source_id for source in before if source.content.split("-")[0] in fresh}
+
+
+def _refused(before: Sequence[Refused], now: Sequence[SourceSummary]) -> list[Refused]:
+    """The files of which nothing is in the tables, with those of this import."""
+    given = {summary.path for summary in now}
+    fresh = [Refused(one.path, one.failed.split(" -> ")[0][:300]) for one in now if one.failed]
+    return ([one for one in before if one.path not in given] + fresh)[-_MAX_FILES:]
 
 
 def _files(paths: Sequence[Path]) -> Iterator[Path]:

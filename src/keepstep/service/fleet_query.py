@@ -73,7 +73,8 @@ def incident_list(directory: Path) -> Answer:
     return sql_answer(
         directory,
         """
-        SELECT concat(job, ':', number) AS which, kind, onset AS "when", node, op AS waited FROM incidents
+        SELECT CASE WHEN number > 0 THEN concat(job, ':', number) ELSE CAST(incident_id AS VARCHAR) END AS which,
+                kind, onset AS "when", node, op AS waited FROM incidents
         UNION ALL
         SELECT a.job_id, f.cause, a."end", coalesce(e.nodes, a.failed_node), ''
         FROM attempt_facts f JOIN attempts a USING (attempt_id) LEFT JOIN failure_events e ON f.event_id = e.event_id

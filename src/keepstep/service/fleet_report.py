@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,12 @@ from keepstep.service.fleet_engine import Engine
 from keepstep.service.fleet_report_checks import checks_section
 from keepstep.service.fleet_report_data import FleetData, ReportOptions, load
 from keepstep.service.fleet_report_faults import node_faults
-from keepstep.service.fleet_report_html import report_html
 from keepstep.service.fleet_report_lemons import lemons_section
 from keepstep.service.fleet_report_losses import investment_section, second_order_section
 from keepstep.service.fleet_report_nodes import nodes_section
 from keepstep.service.fleet_report_periods import periods_section
 from keepstep.service.fleet_report_queue import queue_section
-from keepstep.service.fleet_report_rates import rates_section
+from keepstep.service.fleet_report_rates import moment_given, rates_section
 from keepstep.service.fleet_report_sources import sources_section
 from keepstep.service.fleet_report_text import report_text
 from keepstep.service.fleet_report_time import ettr_section, ledger_section
@@ -42,32 +42,58 @@ _OF_NODES = (nodes_section, lemons_section, checks_section)
 
 
 def report_of_fleet(
-    directory: Path, options: ReportOptions, *, engine: Engine = "local", parts: int | None = None
+    directory: Path,
+    options: ReportOptions,
+    *,
+    engine: Engine = "local",
+    parts: int | None = None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> FleetReport:
-    """Read `directory` and make its report; any engine and any number of parts give the same one. Raises as `load`."""
-    return fleet_report(load(directory, options, engine=engine, parts=parts))
+    """Read `directory` and make its report; any engine and any number of parts give the same one. Raises as `load`.
+
+    `say` is told the progress.
+    """
+    return fleet_report(load(directory, options, engine=engine, parts=parts, say=say), say=say)
 
 
 def printed_report(
-    directory: Path, options: ReportOptions, *, style: str = "text", engine: Engine = "local", terminal: bool = False
+    directory: Path,
+    options: ReportOptions,
+    *,
+    style: str = "text",
+    engine: Engine = "local",
+    terminal: bool = False,
+    say: Callable[[str], None] = lambda _: None,
 ) -> str:
-    """The report as `text`, `json` or `html`. On a `terminal` text has its width and colours."""
-    report = report_of_fleet(directory, options, engine=engine)
+    """The report as `text`, `json` or `html`. On a `terminal` text has its width and colours.
+
+    `say` is told the progress. Raises UsageError for a date that is none, before any work.
+    """
+    for date in options.changes:
+        moment_given(date)
+    report = report_of_fleet(directory, options, engine=engine, say=say)
     if style == "json":
         return report_json(report)
     if style == "html":
+        from keepstep.service.fleet_report_html import report_html  # drawing loads matplotlib
+
         return report_html(report)
     console = Console()
     on_screen = terminal and console.is_terminal
     return report_text(report, width=console.width if on_screen else None, colour=on_screen)
 
 
-def fleet_report(data: FleetData) -> FleetReport:
-    """All sections; those about attempts are left out where a fleet has none."""
-    sections: list[Section] = [section(data) for section in _OF_ATTEMPTS] if len(data.times.run) else []
+def fleet_report(data: FleetData, *, say: Callable[[str], None] = lambda _: None) -> FleetReport:
+    """All sections; those about attempts are left out where a fleet has none. `say` is told each that is done."""
+
+    def done(section: Section) -> Section:
+        say(f"done: {section.title}")
+        return section
+
+    sections = [done(section(data)) for section in _OF_ATTEMPTS] if len(data.times.run) else []
     known = node_faults(data)
-    sections += [section(data, known) for section in _OF_NODES]
-    sections.append(sources_section(data))
+    sections += [done(section(data, known)) for section in _OF_NODES]
+    sections.append(done(sources_section(data)))
     about = [f"fleet directory {data.store.directory.name}"]
     if len(data.times.run):
         about.append(f"{_day(data.first)} to {_day(data.last)} (UTC)")

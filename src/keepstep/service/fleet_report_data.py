@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -108,8 +109,15 @@ def _known(store: FleetStore, *, number: int, of: int) -> Known | None:
 _JOINED = (("progress", '"time"'), ("incidents", "onset"))
 
 
-def load(directory: Path, options: ReportOptions, *, engine: Engine = "local", parts: int | None = None) -> FleetData:
-    """Read the directory in `parts` (None: as many as its size asks for), each worked on by itself.
+def load(
+    directory: Path,
+    options: ReportOptions,
+    *,
+    engine: Engine = "local",
+    parts: int | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> FleetData:
+    """Read the directory in `parts` (None: as many as its size asks for), each worked on by itself; `say` is told.
 
     Raises UsageError if it is no fleet directory or a wrong group, StoreError if a table is damaged.
     """
@@ -117,7 +125,7 @@ def load(directory: Path, options: ReportOptions, *, engine: Engine = "local", p
         raise UsageError(f"no column of groups: {options.group[:40]}", remedy=f"one of {', '.join(GROUPS)}")
     store = FleetStore(directory)
     divided = run_parts(directory) if parts is None else [(number, parts) for number in range(parts)]
-    done = each(account_part, [(part, options) for part in divided], directory=directory, engine=engine)
+    done = each(account_part, [(part, options) for part in divided], directory=directory, engine=engine, say=say)
     account = joined_accounts(done)
     del done
     seen = account.attempts

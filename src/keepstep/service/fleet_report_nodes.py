@@ -40,12 +40,12 @@ def nodes_section(data: FleetData, known: NodeFaults) -> Section:
     words = (
         known.said,
         f"per 1000 node-days: {rate_words(rate_of(len(faults.node), exposure, confidence=0.9))}",
-        f"faults per node: mean {spread.mean:.2f}, variance to mean {spread.vmr:.2f} (p = {spread.p_value:.2g} that "
-        f"all fail alike); widen Poisson intervals by {spread.interval_factor:.2f}",
-        f"first half against second half, per node: correlation {halves_correlation(*halves):.2f} (near 0: bursts, no "
-        f"fixed trait of a node)",
+        f"faults per node: mean {spread.mean:.2f}, variance to mean {_plain(spread.vmr, 2)} (p = {spread.p_value:.2g} "
+        f"that all fail alike); widen Poisson intervals by {spread.interval_factor:.2f}",
+        f"first half against second half, per node: correlation {_plain(halves_correlation(*halves), 2)} (near 0: "
+        f"bursts, no fixed trait of a node)",
         f"another fault on the node within {_AGAIN_DAYS:.0f} days of a fault: {again} of {judged} "
-        f"({again / judged if judged else float('nan'):.3f}; {chance:.3f} if faults were independent)",
+        f"({_plain(again / judged if judged else float('nan'), 3)}; {chance:.3f} if faults were independent)",
         f"repair in days: mean {repair.mean():.2f}, median {np.median(repair):.2f}, p90 "
         f"{np.quantile(repair, 0.9):.2f}, longest {repair.max():.2f}; {int((repair <= 0).sum())} of zero length; "
         f"{down:,.1f} node-days down, {1 - down / (known.nodes * known.horizon):.2%} available",
@@ -56,6 +56,11 @@ def nodes_section(data: FleetData, known: NodeFaults) -> Section:
         words,
         (_rates(known, exposure), *_gaps(known), _episodes(known), _worst(known, counts)),
     )
+
+
+def _plain(value: float, digits: int) -> str:
+    """`value` with so many digits; a dash where it is not known."""
+    return "-" if np.isnan(value) else f"{value:.{digits}f}"
 
 
 def _rates(known: NodeFaults, exposure: float) -> Sheet:

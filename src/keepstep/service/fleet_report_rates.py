@@ -25,7 +25,7 @@ from keepstep.fleet.survival import SurvivalCurve
 from keepstep.service.fleet_report_data import FleetData
 from keepstep.service.fleet_sheet import Section, Sheet, sheet
 
-__all__ = ["curve_rows", "rate_words", "rates_section"]
+__all__ = ["curve_rows", "moment_given", "rate_words", "rates_section"]
 
 _CURVE_POINTS = 80
 _DAY_US = 86_400_000_000
@@ -133,7 +133,7 @@ def _changes(data: FleetData) -> tuple[Sheet, ...]:
     """The rate before and after each date given."""
     if not data.options.changes:
         return ()
-    dates = sorted(_moment(text) for text in data.options.changes)
+    dates = sorted(moment_given(text) for text in data.options.changes)
     edges = [data.first, *dates, data.last]
     lives, starts = data.lives, data.account.attempts.start
     periods = []
@@ -160,7 +160,7 @@ def _changes(data: FleetData) -> tuple[Sheet, ...]:
     return (sheet("changes", "At the dates given", rows=rows, shown=shown, note=note),)
 
 
-def _moment(text: str) -> int:
+def moment_given(text: str) -> int:
     """A date or time in ISO format as microseconds (UTC where no zone is said). Raises UsageError."""
     try:
         when = datetime.fromisoformat(text)

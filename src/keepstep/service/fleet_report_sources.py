@@ -26,12 +26,15 @@ def sources_section(data: FleetData) -> Section:
     sources = data.store.manifest.sources
     seen = data.account.attempts
     aside = sum(source.kept_aside for source in sources)
-    words = (
+    words: tuple[str, ...] = (
         f"{len(sources)} sources; {len(seen.run):,} attempts on GPUs in {len(data.times.run):,} runs; {aside:,} rows "
         f"kept aside because they were not understood",
         f"{seen.left_out:,} attempts without a start, an end or a number of GPUs are in no figure; {seen.turned:,} "
         f"that ended before they began count with length 0",
     )
+    refused = data.store.manifest.refused
+    if refused:
+        words += (f"{len(refused)} files that were given to the import are in no figure: nothing was taken of them",)
     files = [
         {"path": source.path, "kind": source.kind, "rows": sum(source.rows.values()), "kept_aside": source.kept_aside}
         | {"bad_bytes": source.bad_bytes}
@@ -46,6 +49,12 @@ def sources_section(data: FleetData) -> Section:
         (
             sheet(
                 "sources", "Sources", rows=files[:_MOST], note="" if len(files) <= _MOST else f"{_MOST} of {len(files)}"
+            ),
+            sheet(
+                "not_taken",
+                "Not taken",
+                rows=[{"path": one.path, "reason": one.reason} for one in refused[:_MOST]],
+                note="" if len(refused) <= _MOST else f"{_MOST} of {len(refused)}",
             ),
             sheet("notes", "Notes of the readers", rows=notes),
             sheet("kept_aside", "Kept aside", rows=data.rows(_ASIDE.format(most=_MOST)).to_pylist()),

@@ -30,6 +30,8 @@ _ETTR_SHOWN = (
 )
 _MOST_GROUPS = 40
 _MEASURED = "measured: kept-step time / (waiting + allocated time), weighted by GPUs"
+_TOLD_BY = {"data_loading": "data_start", "compilation": "compile_start", "validation": "validation_start"}
+"""Labels that only samples of a training run give, and the word of `progress` that begins them."""
 _LONG_RUN_US = 24 * 3_600_000_000
 
 
@@ -47,6 +49,7 @@ def ledger_section(data: FleetData) -> Section:
         f"from journals or training logs: {_share(journaled, allocated)} of the GPU-hours; the rest is assumed: "
         f"{data.options.assumptions.said()}",
         "no source measures telemetry and link_collision yet: they are 0 for want of data, not of loss",
+        *_untold(data),
     )
     by_size = [
         {"size": SIZES[size]}
@@ -66,6 +69,18 @@ def ledger_section(data: FleetData) -> Section:
             sheet("ledger", "Ledger", rows=lines, shown=shown),
             sheet("ledger_by_size", "Ledger by size (GPU-hours)", rows=by_size, drawn=True, note=", ".join(LABELS)),
         ),
+    )
+
+
+def _untold(data: FleetData) -> tuple[str, ...]:
+    """Which uses of the time no source of this fleet tells apart."""
+    told = set(data.rows("SELECT DISTINCT what FROM progress")["what"].to_pylist())
+    missing = {label: word for label, word in _TOLD_BY.items() if word not in told}
+    if not missing:
+        return ()
+    return (
+        f"no source here tells {', '.join(missing)} apart: that time is in kept_step, start_up and unknown; a training "
+        f"log would ({', '.join(missing.values())})",
     )
 
 

@@ -10,7 +10,7 @@ import msgspec
 from keepstep.errors import RecordError, SchemaTooNew, StoreError
 from keepstep.records.fleet_schema import FLEET_SCHEMA
 
-__all__ = ["MANIFEST", "Manifest", "Part", "Source", "read_manifest", "write_manifest"]
+__all__ = ["MANIFEST", "Manifest", "Part", "Refused", "Source", "read_manifest", "write_manifest"]
 
 MANIFEST = "fleet.json"
 _MAX_BYTES = 256 * 1024 * 1024
@@ -35,6 +35,13 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
+class Refused(msgspec.Struct, frozen=True):
+    """One file of which nothing was taken, and why."""
+
+    path: str
+    reason: str
+
+
 class Part(msgspec.Struct, frozen=True):
     """One Parquet file of a table: its path in the directory, its month (empty: not partitioned), its rows."""
 
@@ -48,6 +55,8 @@ class Manifest(msgspec.Struct, kw_only=True):
 
     schema: str = FLEET_SCHEMA
     sources: list[Source] = []
+    refused: list[Refused] = []
+    """Files that were given and not taken, and were not taken later either."""
     tables: dict[str, list[Part]] = {}
     generation: int = 0
     taxonomy: str = ""
