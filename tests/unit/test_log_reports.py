@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
+
 import pytest
 from diagnosed_text import found_in, named, ranks, timeout
 
+from keepstep.intake.log_patterns import PatternIndex, pattern
 from keepstep.intake.timings import READER
+from keepstep.service.diagnosing import diagnose_paths
 
 NOT_A_CAUSE = {
     "a network plugin that is not installed": (
@@ -194,3 +198,35 @@ def test_lines_of_a_log_are_no_table(tmp_path):
     path = tmp_path / "nccl.log"
     path.write_text(text + "something else\n")
     assert not READER.recognises(path, path.read_bytes())
+
+
+def test_lines_that_only_differ_in_numbers_are_looked_at_where_it_matters(tmp_path):
+    noise = "".join(f"[rank{number % 8}]: built index {number:#x} in {number}.5 seconds\n" for number in range(50))
+    text = noise + WORKER.split("```\n")[1] + noise + "".join(timeout(rank, 77) for rank in range(4)) + noise
+    found = found_in(text, tmp_path)
+    assert [(finding.kind, finding.layer) for finding in found] == [("noncommunication_hang", "dataloader")]
+    trace = '[rank1]: Traceback (most recent call last):\n[rank1]:   File "a.py", line 3, in f\n[rank1]: KeyError: 4\n'
+    (finding,) = found_in(noise + trace + noise, tmp_path)
+    assert ranks([finding]) == {1}
+
+
+def test_a_table_between_lines_that_say_nothing(tmp_path):
+    noise = "".join(f"built index {number} in {number}.5 seconds\n" for number in range(20))
+    rows = "rank,compute_ms\n" + "".join(f"{rank},{10 if rank != 2 else 31}.0\n" for rank in range(6))
+    assert ranks(found_in(noise + rows + noise + rows.replace(",31", ",32") + noise, tmp_path)) == {2}
+
+
+def test_patterns_are_found_by_words_short_and_long():
+    index = PatternIndex([pattern("one", "%", expression="%"), pattern("two", "percent|per", expression="PER")])
+    assert [one.kind for one in index.fitting("5 % percent")] == ["one", "two"]
+    assert [one.kind for one in index.fitting("%")] == ["one"]
+    assert index.fitting("pe") == ()
+
+
+def test_a_short_log_whose_compressed_file_is_cut_off(tmp_path):
+    lines = "".join(timeout(rank, 200 + part) for part in range(200) for rank in range(3))
+    whole = gzip.compress(lines.encode())
+    (tmp_path / "job.log.gz").write_bytes(whole[: len(whole) // 2])
+    answer = diagnose_paths([tmp_path / "job.log.gz"])
+    assert answer.read[0][1] == "log text"
+    assert "damaged after line" in answer.unread[0].why

@@ -121,7 +121,7 @@ def _shape_words(said: dict[int, dict[str, str]]) -> list[str]:
     }
     if len(shapes) != 2 or len({len(shape) for shape in shapes}) != 1:
         return []
-    first, second = shapes
+    first, second = sorted(shapes)
     odd = [(mine, other) for mine, other in zip(first, second, strict=True) if mine != other]
     if len(odd) != 1:
         return []

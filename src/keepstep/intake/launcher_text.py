@@ -91,6 +91,10 @@ class FailureTable:
         self._inside = False
         self._fields: dict[str, str] = {}
 
+    def heeds(self, text: str) -> bool:
+        """Whether a line can belong to a table."""
+        return "first observed failure" in text or "Failures:" in text or self._ENTRY.match(text) is not None
+
     def feed(self, line: Line) -> Iterator[tuple[str, dict[str, str]]]:
         """(kind, fields) of an entry that is complete with this line: `first_failure` or `process_ended`."""
         if "first observed failure" in line.text:

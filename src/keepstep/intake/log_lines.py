@@ -49,7 +49,8 @@ def clean(raw: bytes | str) -> str:
         text = _COLOUR.sub("", text)
     if "[0m" in text or "[3" in text or "[1;" in text:
         text = _LOST_ESCAPE.sub("", text)
-    return (text if text.isprintable() else _CONTROL.sub("", text)).rstrip()
+    text = text.rstrip()
+    return text if text.isprintable() else _CONTROL.sub("", text).rstrip()
 
 
 def lines_of(stream: BinaryIO) -> Iterator[Line]:

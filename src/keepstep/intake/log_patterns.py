@@ -13,6 +13,9 @@ _Refine = Callable[[str, dict[str, str]], dict[str, str] | None]
 """Looks at line and fields and gives better fields, or None: it was not that after all."""
 
 
+_START = 3
+
+
 class Pattern(msgspec.Struct, frozen=True):
     """A kind of event, the lower-case `words` one of which is in every such line, and its expression."""
 
@@ -31,23 +34,28 @@ class Pattern(msgspec.Struct, frozen=True):
 
 
 class PatternIndex:
-    """Many patterns, found by their words: a line without any of the words costs one look for each."""
+    """Many patterns, found by their words, and these by how they begin: most words of a line begin none of them."""
 
     def __init__(self, patterns: Iterable[Pattern]) -> None:
         """Of patterns of one kind the first that fits a line counts."""
-        self._by_word: dict[str, list[Pattern]] = {}
-        for one in patterns:
+        self._by_start: dict[str, list[tuple[str, int, Pattern]]] = {}
+        for number, one in enumerate(patterns):
             for word in one.words:
-                self._by_word.setdefault(word, []).append(one)
+                self._by_start.setdefault(word[:_START], []).append((word, number, one))
+        self._starts = frozenset(start for start in self._by_start if len(start) == _START)
+        self._short = tuple(start for start in self._by_start if len(start) < _START)
 
     def fitting(self, text: str) -> tuple[Pattern, ...]:
         """The patterns whose expression is in a line, whatever its numbers then say."""
         low = text.lower()
-        candidates: dict[int, Pattern] = {}
-        for word, patterns in self._by_word.items():
-            if word in low:
-                candidates.update((id(one), one) for one in patterns)
-        return tuple(one for one in candidates.values() if one.expression.search(text))
+        begun = self._starts.intersection([low[at : at + _START] for at in range(len(low) - _START + 1)])
+        candidates = {
+            number: one
+            for start in (*begun, *self._short)
+            for word, number, one in self._by_start[start]
+            if word in low
+        }
+        return tuple(candidates[number] for number in sorted(candidates) if candidates[number].expression.search(text))
 
 
 def events_of(patterns: Iterable[Pattern], text: str) -> list[tuple[str, dict[str, str]]]:

@@ -38,7 +38,7 @@ _LONGEST_LOOK = 6000
 """Characters of a line in which events are looked for, so that no line costs more than milliseconds."""
 _LOOKED_AT = 8192
 _LATEST_ONLY = frozenset({"step_progress", "progress_bar", "teardown"})
-_NUMBERS = re.compile(r"\d*[1-9]\d*")
+_NUMBERS = re.compile(r"(?<=0x)[0-9a-fA-F]+|0*[1-9][0-9]*")
 _MOST_SHAPES = 20_000
 _NAMED = re.compile(
     r"(?:^|[^a-z])(?P<kind>rank|worker|proc|trainer|task|log)[-_.]?(?P<rank>\d{1,6})(?!\d)", re.IGNORECASE
@@ -105,6 +105,7 @@ class _Reading:
         self._counts: dict[tuple[str, int | None, str | None], int] = {}
         self._latest: dict[tuple[str, int | None, str | None], LogEvent] = {}
         self._shapes: dict[str, tuple[Pattern, ...]] = {}
+        self._dull: dict[str, bool] = {}
         self._aside: dict[str, tuple[Line, int]] = {}
         self._lines = 0
 
@@ -126,6 +127,26 @@ class _Reading:
         yield LogEvent(kind="log_read", path=str(self._path), line=self._lines, text=f"{self._lines} lines read")
 
     def _line(self, line: Line) -> Iterator[Evidence]:
+        """A shape that said nothing before says nothing now, unless something of several lines is being read."""
+        shape = _NUMBERS.sub("1", line.text)
+        progress = self._dull.get(shape)
+        if progress is None or self._reading:
+            yield from self._looked_at(line, shape)
+        elif progress:
+            self._put_off(line, shape)
+
+    @property
+    def _reading(self) -> bool:
+        """Whether something of several lines is being read."""
+        return self._pasted.busy or self._stacks.busy or self._rows.busy or self._traces.busy
+
+    def _says_nothing(self, text: str) -> bool:
+        """Whether a line without events changes nothing for those that follow."""
+        readers = (self._pasted, self._traces, self._stacks, self._table)
+        return len(text) <= _LONGEST_LOOK and text[:1] != "{" and not any(reader.heeds(text) for reader in readers)
+
+    def _looked_at(self, line: Line, shape: str) -> Iterator[Evidence]:
+        calm = not self._reading and self._says_nothing(line.text)
         block = self._pasted.feed(line)
         yield from self._block(block)
         if self._pasted.skips:
@@ -136,7 +157,7 @@ class _Reading:
             line = Line(line.number, line.text[:_LONGEST_LOOK])
         self._traces.feed(line)
         yield from self._stacks.feed(line)
-        patterns = self._fitting(line)
+        patterns = self._fitting(line, shape)
         table = [*self._table.feed(line), *self._rows.feed(line)]
         if patterns or table:
             found = [*events_of(patterns, line.text), *table]
@@ -145,20 +166,31 @@ class _Reading:
                 yield from self._kept(self._event(kind, fields, line=line, speaker=speaker))
         if (report := self._traces.mismatch(line)) is not None:
             yield self._event("mismatch_ranks", {"report": report}, line=line, speaker=speaker_of(line.text))
+        if calm and block is None and not (patterns or table or self._reading):
+            self._remember(shape)
 
-    def _fitting(self, line: Line) -> tuple[Pattern, ...]:
+    def _remember(self, shape: str) -> None:
+        """Lines of this shape need no second look."""
+        if len(self._dull) >= _MOST_SHAPES:
+            self._dull.clear()
+        self._dull[shape] = shape in self._aside
+
+    def _put_off(self, line: Line, shape: str) -> None:
+        """Count a line that only tells of progress; the newest of its shape is looked at in the end."""
+        self._aside[shape] = (line, self._aside.get(shape, (line, 0))[1] + 1)
+        if len(self._aside) > _MOST_SHAPES:
+            self._aside.pop(next(iter(self._aside)))
+
+    def _fitting(self, line: Line, shape: str) -> tuple[Pattern, ...]:
         """Patterns for a line. Lines that differ only in numbers are looked up by their shape; those that only tell of
         progress are put aside, the newest of each shape, until the end."""
-        shape = _NUMBERS.sub("1", line.text)
         patterns = self._shapes.get(shape)
         if patterns is None:
             if len(self._shapes) >= _MOST_SHAPES:
                 self._shapes.clear()
             patterns = self._shapes[shape] = _INDEX.fitting(line.text)
         elif patterns and not self._pasted.prose and all(one.kind in _LATEST_ONLY for one in patterns):
-            self._aside[shape] = (line, self._aside.get(shape, (line, 0))[1] + 1)
-            if len(self._aside) > _MOST_SHAPES:
-                self._aside.pop(next(iter(self._aside)))
+            self._put_off(line, shape)
             return ()
         return patterns
 

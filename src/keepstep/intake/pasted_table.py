@@ -26,6 +26,11 @@ class TableRows:
         self._names: list[str] = []
         self._rows: list[tuple[int, list[str]]] = []
 
+    @property
+    def busy(self) -> bool:
+        """Whether a table is being read."""
+        return bool(self._names)
+
     def feed(self, line: Line) -> Iterator[tuple[str, dict[str, str]]]:
         """(kind, fields) of the columns of a table that ended before this line."""
         cells = _cells(line.text)

@@ -34,6 +34,15 @@ class PastedText:
         self.prose = False
         self.skips = False
 
+    @property
+    def busy(self) -> bool:
+        """Whether the next line may be prose, or part of a document."""
+        return bool(self._depth) or self._front or (self._markdown and not self._fence)
+
+    def heeds(self, text: str) -> bool:
+        """Whether a line changes what the next lines are."""
+        return bool(_FENCE.match(text) or _HEADING.match(text)) or text.strip() == "---"
+
     def feed(self, line: Line) -> tuple[int, bytes] | None:
         """A JSON document that is complete with this line: its first line's number and its bytes."""
         self.skips = self._front_matter(line)

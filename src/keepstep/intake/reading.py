@@ -72,7 +72,7 @@ def _bounded(path: Path, limit: int) -> tuple[bytes, bool]:
     with opened(path) as file:
         try:
             while gathered.tell() < limit:
-                piece = file.read(min(1 << 20, limit - gathered.tell()))
+                piece = file.read1(min(1 << 20, limit - gathered.tell()))  # type: ignore[attr-defined]
                 if not piece:
                     break
                 gathered.write(piece)

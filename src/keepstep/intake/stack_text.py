@@ -94,11 +94,24 @@ class StackCollector:
         self._rank = rank
         self._node: str | None = None
         self._blocks: dict[str, _Block] = {}
-        self._busy = False
+        self._open: set[str] = set()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a stack is being read."""
+        return bool(self._open)
+
+    def heeds(self, text: str) -> bool:
+        """Whether a line begins a stack or stands above one. Lines that differ only in numbers are alike in this."""
+        if not _may_begin(text):
+            return False
+        prefix = _PREFIX.match(text)
+        rest = text[prefix.end() :] if prefix else text
+        return any(form.match(rest) for form in (_ROW, _THREAD, _GDB_THREAD, _NODE, _PROCESS, _RANK))
 
     def feed(self, line: Line) -> Iterator[StackSample]:
         """The stacks that are complete with this line."""
-        if not self._busy and not _may_begin(line.text):
+        if not self._open and not self.heeds(line.text):
             return
         prefix = _PREFIX.match(line.text)
         source = prefix[0].strip() if prefix else ""
@@ -110,7 +123,10 @@ class StackCollector:
             block.rank = next((int(prefix[key]) for key in ("mpi", "torch", "srun") if prefix[key]), None)
             block.node = prefix["node"]
         yield from self._look(block, text)
-        self._busy = any(block.threads or block.frames for block in self._blocks.values()) if self._blocks else False
+        if block.threads or block.frames:
+            self._open.add(source)
+        else:
+            self._open.discard(source)
 
     def finish(self) -> Iterator[StackSample]:
         """The stacks that were still being read when the text ended."""

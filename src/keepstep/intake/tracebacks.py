@@ -25,6 +25,15 @@ class Tracebacks:
         self._report = ""
         self._left = 0
 
+    @property
+    def busy(self) -> bool:
+        """Whether a report of several lines is being read."""
+        return self._left > 0
+
+    def heeds(self, text: str) -> bool:
+        """Whether a line belongs to a traceback or begins a report."""
+        return 'File "' in text or "Traceback (most" in text or _REPORT in text
+
     def feed(self, line: Line) -> None:
         """Look at a line."""
         if "Traceback (most" in line.text and (begin := _BEGIN.match(line.text)):
