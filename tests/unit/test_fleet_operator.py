@@ -96,3 +96,10 @@ def test_what_is_not_known_is_a_dash(tmp_path):
     event = "c|n1|2026-03-01T00:00:00|2026-03-01T01:00:00|DOWN|Not responding|root"
     fleet_of(tmp_path / "fleet", written(tmp_path, "events.txt", f"{head}\n{event}\n"))
     assert " nan" not in printed_report(tmp_path / "fleet", ReportOptions())
+
+
+def test_a_file_that_gives_nothing_says_so(tmp_path, capsys):
+    """The configuration of NHC looks like its log, and has no result in it."""
+    conf = written(tmp_path, "nhc.conf", "# NHC Configuration File\n* || check_fs_mount_rw -f /\n")
+    assert main(["fleet", "import", str(conf), "--into", str(tmp_path / "fleet")]) == 0
+    assert "nothing in it could be used" in capsys.readouterr().out

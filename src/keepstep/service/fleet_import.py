@@ -308,6 +308,8 @@ class _Count:
             found.append(
                 f"{self.odd} attempts whose times disagree (a clock jump, or another time zone): see time_note"
             )
+        if not any(self.rows.values()) and kind != "empty":
+            found.append("nothing in it could be used")
         if self.aside > _ASIDE_STORED:
             found.append(f"of the {self.aside} rows kept aside the first {_ASIDE_STORED} are stored")
         return tuple(found)
