@@ -103,3 +103,15 @@ def test_a_file_that_gives_nothing_says_so(tmp_path, capsys):
     conf = written(tmp_path, "nhc.conf", "# NHC Configuration File\n* || check_fs_mount_rw -f /\n")
     assert main(["fleet", "import", str(conf), "--into", str(tmp_path / "fleet")]) == 0
     assert "nothing in it could be used" in capsys.readouterr().out
+
+
+def test_a_clock_that_jumped_is_noted_in_json_as_in_text():
+    """Submitted and started at 00:00, ended at 05:00 by the clock, one hour by the count of the scheduler."""
+    time = {"start": 1772323200, "end": 1772341200, "elapsed": 3600, "submission": 1772323200}
+    late = {"start": 1772323200, "end": 1772326800, "elapsed": 3600, "submission": 1772323300}
+    jobs = [{"job_id": 5 + at, "state": {"current": ["COMPLETED"]}, "time": one} for at, one in enumerate((time, late))]
+    taken = read_text(json.dumps({"jobs": jobs}))
+    assert taken.attempts["time_note"].to_pylist() == [
+        "end - start is 18000 s, the scheduler counted 3600 s",
+        "submitted after the start",
+    ]

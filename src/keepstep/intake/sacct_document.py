@@ -156,7 +156,18 @@ def _attempt(job: dict[str, Any], cluster: str) -> dict[str, Any]:
         "priority": number(job.get("priority")),
         "reason": text((job.get("state") or {}).get("reason")),
         "comment": said,
+        "time_note": _note(time, None if running else end),
     }
+
+
+def _note(time: dict[str, Any], end: int | None) -> str:
+    """What is odd in the times of a job, in the words of the text of the same job; empty if nothing is."""
+    start, submit, elapsed = _moment(time.get("start")), _moment(time.get("submission")), number(time.get("elapsed"))
+    if start is not None and end is not None and elapsed is not None:
+        span, counted = (end - start) // _SECOND_US, elapsed + (number(time.get("suspended")) or 0)
+        if abs(span - counted) > 2:
+            return f"end - start is {span} s, the scheduler counted {counted} s"
+    return "submitted after the start" if start is not None and submit is not None and submit > start else ""
 
 
 def _step(step: dict[str, Any], job: dict[str, Any]) -> dict[str, Any] | None:
