@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from keepstep.fleet.rates_change import CANNOT_TELL
 
@@ -81,7 +81,7 @@ def _ratio_of_ratios(cells: list[PeriodCounts], *, confidence: float) -> tuple[f
     logs = [np.log((cell.events + 0.5) / cell.node_days) for cell in cells]
     log_ratio = (logs[1] - logs[0]) - (logs[3] - logs[2])
     error = np.sqrt(sum(max(cell.vmr, 1.0) / (cell.events + 0.5) for cell in cells))
-    spread = stats.norm.ppf(0.5 + confidence / 2) * error
+    spread = special.ndtri(0.5 + confidence / 2) * error
     return float(np.exp(log_ratio)), float(np.exp(log_ratio - spread)), float(np.exp(log_ratio + spread))
 
 

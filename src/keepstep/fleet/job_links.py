@@ -58,8 +58,8 @@ _RETRIES = """
     ), fresh AS (
         SELECT attempt_id, cluster, "user", name, coalesce(array_task, -1) AS task, coalesce(array_job, -1) AS array,
                ready
-        FROM linked
-        WHERE "user" <> '' AND name <> '' AND ready IS NOT NULL AND coalesce(het_offset, 0) = 0
+        FROM linked SEMI JOIN ended USING (cluster, "user", name)
+        WHERE ready IS NOT NULL AND coalesce(het_offset, 0) = 0
           AND attempt_id NOT IN (SELECT attempt_id FROM requeues)
     ), next AS (
         SELECT fresh.attempt_id, ended.attempt_id AS predecessor, ended.until

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from scipy import stats
+from scipy import special
 
 __all__ = ["GPUS_PER_NODE", "HOURS_PER_DAY", "Rate", "bootstrap_rate", "garwood", "mttf_hours", "rate_of"]
 
@@ -32,13 +32,14 @@ class Rate(msgspec.Struct, frozen=True):
 def garwood(events: int, exposure: float, *, confidence: float = 0.95) -> tuple[float, float]:
     """The exact interval of a Poisson rate (Garwood 1936): chi2(a/2, 2k)/2T and chi2(1-a/2, 2k+2)/2T.
 
+    A quantile of chi2 is twice that of the gamma distribution with half the degrees of freedom.
     `a/2` is used on the upper side also for no events. Infinite where there is no exposure.
     """
     if exposure <= 0:
         return 0.0, float("inf")
     tail = (1.0 - confidence) / 2.0
-    low = float(stats.chi2.ppf(tail, 2 * events)) / (2.0 * exposure) if events else 0.0
-    return low, float(stats.chi2.ppf(1.0 - tail, 2 * events + 2)) / (2.0 * exposure)
+    low = float(special.gammaincinv(events, tail)) / exposure if events else 0.0
+    return low, float(special.gammaincinv(events + 1, 1.0 - tail)) / exposure
 
 
 def rate_of(events: int, exposure: float, *, confidence: float = 0.95) -> Rate:

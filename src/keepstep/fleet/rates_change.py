@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
-from scipy import stats
 
 from keepstep.fleet.rates import Rate, rate_of
 
@@ -40,6 +39,8 @@ def rate_ratio(before: tuple[int, float], after: tuple[int, float], *, confidenc
     (first, first_time), (second, second_time) = before, after
     if first + second == 0 or first_time <= 0 or second_time <= 0:
         return float("nan"), 0.0, float("inf"), 1.0
+    from scipy import stats  # loading it takes a second, and most reports compare no dates
+
     total, tail = first + second, (1.0 - confidence) / 2.0
     low = float(stats.beta.ppf(tail, second, total - second + 1)) if second else 0.0
     high = float(stats.beta.ppf(1.0 - tail, second + 1, total - second)) if first else 1.0

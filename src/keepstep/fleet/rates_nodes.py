@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from scipy import optimize, special, stats
+from scipy import optimize, special
 
 __all__ = ["Dispersion", "Shrunk", "dispersion", "halves_correlation", "shrink"]
 
@@ -43,7 +43,7 @@ def dispersion(counts: Any, exposure: Any = None) -> Dispersion:
     statistic = float(((seen - expected) ** 2 / expected).sum())
     mean, variance = float(seen.mean()), float(seen.var(ddof=1))
     vmr = variance / mean if exposure is None else statistic / (len(seen) - 1)
-    p_value = float(stats.chi2.sf(statistic, len(seen) - 1))
+    p_value = float(special.chdtrc(len(seen) - 1, statistic))
     return Dispersion(len(seen), mean, variance, vmr, p_value, float(np.sqrt(max(vmr, 1.0))) if p_value < 0.01 else 1.0)
 
 

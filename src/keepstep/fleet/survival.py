@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from scipy import optimize, stats
+from scipy import optimize, special
 
 __all__ = ["SurvivalCurve", "WeibullFit", "kaplan_meier", "survival_at", "weibull_fit"]
 
@@ -41,7 +41,7 @@ def kaplan_meier(durations: Any, observed: Any, *, confidence: float = 0.95) -> 
     survival = np.cumprod(1.0 - counts / at_risk)
     with np.errstate(divide="ignore", invalid="ignore"):
         variance = np.cumsum(counts / (at_risk * (at_risk - counts)))
-        spread = stats.norm.ppf(0.5 + confidence / 2) * np.sqrt(variance) / np.log(survival)
+        spread = special.ndtri(0.5 + confidence / 2) * np.sqrt(variance) / np.log(survival)
         low, high = survival ** np.exp(-spread), survival ** np.exp(spread)
     low, high = np.nan_to_num(low, nan=0.0), np.nan_to_num(high, nan=1.0)
     return SurvivalCurve(times, survival, low, high, at_risk, len(time), int(failed.sum()), float(time.max()))

@@ -26,6 +26,8 @@ from keepstep.store.fleet_merge import merged
 __all__ = ["FleetWriter"]
 
 _ROW_GROUP = 256 * 1024
+_UNIQUE = frozenset({"job_id", "evidence", "message"})
+"""Texts of which nearly every one is another."""
 
 
 class FleetWriter:
@@ -64,8 +66,8 @@ class FleetWriter:
         for month in pc.unique(months).to_pylist():
             chosen = rows.filter(pc.equal(months, month))
             files = self.staged.setdefault((table, month), [])
-            path = self.staging / f"{table}-{month}-{len(files)}.parquet"
-            _write(chosen, path)
+            path = self.staging / f"{table}-{month}-{len(files)}.arrow"
+            _stage(chosen, path)
             files.append(path)
 
     def forget(self, sources: set[int]) -> list[Path]:
@@ -161,14 +163,37 @@ class FleetWriter:
         if table == "kept_aside" and self.replaced:
             gone = pa.array(sorted(self.replaced), pa.int64())
             there = [rows.filter(pc.invert(pc.is_in(rows["source_id"], value_set=gone))) for rows in there]
-        fresh = [pq.read_table(path, partitioning=None) for path in files]
+        fresh = [_staged(path) for path in files]
         rows = pa.concat_tables([empty(table), *there, *fresh])
         return merged(table, rows)
 
 
-def _write(rows: pa.Table, path: Path) -> None:
+def _stage(rows: pa.Table, path: Path) -> None:
+    """Writes rows that are read once more, by this process: as they lie in memory."""
     try:
-        pq.write_table(rows, path, compression="zstd", compression_level=1, row_group_size=_ROW_GROUP)
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, rows.schema) as out:
+            out.write_table(rows)
+    except (OSError, pa.ArrowException) as error:
+        raise StoreError(f"cannot be written: {error}", where=str(path)) from error
+
+
+def _staged(path: Path) -> pa.Table:
+    with pa.memory_map(str(path)) as file:
+        return pa.ipc.open_file(file).read_all()
+
+
+def _write(rows: pa.Table, path: Path) -> None:
+    """Numbers without a dictionary: building one of ids and times costs more than it saves."""
+    repeated = [field.name for field in rows.schema if pa.types.is_string(field.type) and field.name not in _UNIQUE]
+    try:
+        pq.write_table(
+            rows,
+            path,
+            compression="zstd",
+            compression_level=1,
+            row_group_size=_ROW_GROUP,
+            use_dictionary=repeated,
+        )
     except (OSError, pa.ArrowException) as error:
         raise StoreError(f"cannot be written: {error}", where=str(path)) from error
 
