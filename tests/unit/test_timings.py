@@ -88,6 +88,23 @@ def test_a_rank_that_becomes_slow():
     assert any("steps 4" in line for line in finding.evidence)
 
 
+@pytest.mark.parametrize(("first", "last"), [(100, 200), (40, 110)])
+def test_a_rank_that_is_a_little_slower_for_a_long_while(first, last):
+    seconds = times(noise=0.02, steps=200)
+    seconds[7, first:last] *= 1.2
+    (finding,) = diagnose_tables([table(seconds, "compute")])
+    assert [suspect.rank for suspect in finding.suspects[0]] == [7]
+    assert f"steps {first // 10}" in finding.evidence[0]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_ranks_that_drift_a_little_blame_nobody(seed):
+    generator = np.random.default_rng(seed)
+    seconds = times(seed=seed, noise=0.03, steps=300)
+    seconds *= 1 + np.cumsum(0.002 * generator.standard_normal(seconds.shape), axis=1).clip(-0.04, 0.04)
+    assert blamed(table(seconds, "compute")) in ([], set())
+
+
 def test_two_slow_ranks_are_two_findings():
     seconds = times(ranks=16)
     seconds[2] *= 1.3

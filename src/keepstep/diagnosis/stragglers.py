@@ -24,6 +24,7 @@ _LEAST = 1.08
 _LEAST_OF_MANY = 1.15
 """Several equally late members are spoken of from this ratio on."""
 _LEAST_BURST = 1.2
+_SHORTEST_SPELL = 20
 _SPIKE = 1.25
 _FEWEST_STEPS = 5
 _STALL = 1.5
@@ -93,7 +94,8 @@ def _strongest(findings: list[Finding]) -> list[Finding]:
 def _of_phase(table: TimingTable, lateness: Lateness) -> list[Finding]:
     """Findings of one phase."""
     slow = _persistent(lateness)
-    slow += _bursts(lateness, {item.row for item in slow})
+    known = {item.row for item in slow}
+    slow += _one_of_each(_bursts(lateness, known), _spells(lateness, known))
     share = _share_of_step(table, lateness)
     if share < 0.01:
         return []
@@ -149,6 +151,45 @@ def _bursts(lateness: Lateness, known: set[int]) -> list[Slow]:
                 rank = float(np.nanmedian(inside[high[first : last + 1]])) * float(usual[row])
                 found.append(Slow(row, rank, first, last, count / (last - first + 1)))
     return found
+
+
+def _spells(lateness: Lateness, known: set[int]) -> list[Slow]:
+    """Members that become a little slower and stay so for long: seen in medians of many steps, not in single ones."""
+    steps = len(lateness.steps)
+    width = max(_SHORTEST_SPELL, steps // 10)
+    if steps < 3 * width or np.isnan(lateness.ratio).any():
+        return []
+    middle = np.median(np.lib.stride_tricks.sliding_window_view(lateness.ratio, width, axis=1), axis=2)
+    before = np.percentile(middle, 25, axis=1)
+    least = max(1.1, 1 + 8 * lateness.noise / np.sqrt(width))
+    rise = middle / np.maximum(before, 1e-12)[:, None]
+    found = []
+    for row in np.flatnonzero(rise.max(axis=1) > least):
+        if int(row) in known or np.count_nonzero(rise.max(axis=1) > least) > max(1, len(rise) // 8):
+            continue
+        high = np.flatnonzero(rise[row] > least)
+        first = int(high[0]) + width // 2
+        last = steps - 1 if high[-1] == rise.shape[1] - 1 else int(high[-1]) + width // 2
+        if len(high) >= width and len(high) == high[-1] - high[0] + 1:
+            inside = lateness.ratio[row, first : last + 1]
+            late = inside > (1 + np.median(inside)) / 2
+            if late.mean() >= 0.8:
+                found.append(Slow(int(row), float(np.median(inside)), first, last, float(late.mean())))
+    return found
+
+
+def _one_of_each(bursts: list[Slow], spells: list[Slow]) -> list[Slow]:
+    """Bursts and spells of other members; a burst that is a part of a spell and no stronger is left to the spell."""
+    parts = [
+        (burst, spell)
+        for spell in spells
+        for burst in bursts
+        if burst.row == spell.row and spell.first <= burst.first and burst.last <= spell.last
+    ]
+    weak = {id(burst) for burst, spell in parts if burst.ratio < 1.15 * spell.ratio}
+    kept = [burst for burst in bursts if id(burst) not in weak]
+    rows = {burst.row for burst in kept}
+    return [*kept, *(spell for spell in spells if spell.row not in rows)]
 
 
 def _fewest_late(high: np.ndarray) -> int:
