@@ -25,7 +25,7 @@ from harness import Result, options, report
 
 QUICK_ATTEMPTS, ALL_ATTEMPTS = 60_000, 4_000_000
 LIMIT_S, LIMIT_GIB, AIM = 300.0, 8.0, 5.0
-BOTH_SIDES = """both sides: from sacct.txt and health.jsonl, in a process of its own with start and imports, to job runs,
+BOTH_SIDES = """both sides: from sacct.txt and health.jsonl, in a process of its own with its imports, to job runs,
 causes by window, preemptions for a failure, rate with Garwood interval, second-order share, ledger, ETTR by size
 pandas: read_csv of the columns it needs with Arrow's engine, merge_asof, groupby; no row loops
 keepstep: every column, time zones, rows that are not well formed, ids, each row once; facts of every attempt, job runs,

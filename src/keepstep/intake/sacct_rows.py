@@ -20,7 +20,7 @@ __all__ = ["sacct_taken"]
 _COMMENT_LETTERS = 1000
 _NO_HOSTS = ["None assigned", "Unknown", "(null)", "None"]
 _SECOND_US = 1_000_000
-_DIGITS = r"^\d{1,12}$"
+_MOST_DIGITS = 12
 _PARTS = (
     r"^(?P<job>(?P<number>\d{1,18})(?:_(?:(?P<task>\d{1,17})|\[[^\]]*\]))?(?:\+(?P<offset>\d{1,8}))?)"
     r"(?:\.(?P<step>.+))?$"
@@ -86,8 +86,10 @@ class _Rows:
 
     def numbers(self, name: str, function: Callable[[str], int | None] = number_of, *, unit: int = 1) -> np.ndarray:
         """A column of numbers; UNKNOWN where there is none. Plain digits count `unit` each, the rest `function`."""
+        if name not in self.block.rows.column_names:
+            return np.full(self.size, UNKNOWN, dtype=np.int64)
         text = self.text(name)
-        plain = pc.match_substring_regex(text, _DIGITS)
+        plain = pc.and_(pc.ascii_is_decimal(text), pc.less_equal(pc.binary_length(text), _MOST_DIGITS))
         digits = pc.if_else(plain, text, None).cast(pa.int64())
         values = np.array(pc.fill_null(digits, UNKNOWN))
         np.multiply(values, unit, out=values, where=values != UNKNOWN)
@@ -196,7 +198,7 @@ def _columns(
     state, by = states
     code, signal = rows.pairs("exitcode", exit_of, default=(UNKNOWN, UNKNOWN))
     derived_code, derived_signal = rows.pairs("derivedexitcode", exit_of, default=(UNKNOWN, UNKNOWN))
-    hosts = rows.text("nodelist")
+    hosts, cpus = rows.text("nodelist"), rows.numbers("ncpus")
     array, het = ids["task"] != UNKNOWN, ids["offset"] != UNKNOWN
     running = np.isin(state, _RUNNING)
     ran = np.where((times.start != UNKNOWN) & (times.length != UNKNOWN), times.start + times.length, UNKNOWN)
@@ -225,7 +227,7 @@ def _columns(
         "gpus": rows.numbers("alloctres", gpus_of),
         "gpus_asked": rows.numbers("reqtres", gpus_of),
         "node_count": rows.numbers("nnodes"),
-        "cpus": np.where(rows.numbers("ncpus") == UNKNOWN, rows.numbers("alloccpus"), rows.numbers("ncpus")),
+        "cpus": np.where(cpus == UNKNOWN, rows.numbers("alloccpus"), cpus),
         "nodes": pc.if_else(pc.is_in(hosts, value_set=pa.array(_NO_HOSTS)), "", hosts),
         "restarts": rows.numbers("restarts"),
         "priority": rows.numbers("priority"),
