@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 
 import pytest
-from diagnosed_text import found_in, named, ranks, timeout
+from diagnosed_text import found_in, named, ranks, status, timeout
 
 from keepstep.intake.log_patterns import PatternIndex, pattern
 from keepstep.intake.timings import READER
@@ -230,3 +230,11 @@ def test_a_short_log_whose_compressed_file_is_cut_off(tmp_path):
     answer = diagnose_paths([tmp_path / "job.log.gz"])
     assert answer.read[0][1] == "log text"
     assert "damaged after line" in answer.unread[0].why
+
+
+def test_a_device_that_only_numbers_suspect_is_not_almost_certain(tmp_path):
+    text = "".join(timeout(rank, 9) + status(rank, 9, 8) for rank in (0, 1, 3))
+    (finding,) = found_in(text + timeout(2, 8, op="ALLGATHER") + status(2, 8, 7), tmp_path)
+    assert (ranks([finding]), finding.layer) == ({2}, "hardware_gpu")
+    assert finding.confidence <= 0.7
+    assert "another one" in finding.evidence[-1]

@@ -73,8 +73,14 @@ def _of_known_groups(findings: list[Finding], case: LogCase) -> list[Finding]:
 def _without_status(finding: Finding, told: set[int | None]) -> Finding:
     """Time-outs alone say what a rank waits in, not what it has finished: a device that stopped is only one reading."""
     ranks = {suspect.rank for group in finding.suspects for suspect in group}
-    if finding.layer != "hardware_gpu" or ranks <= told:
+    if finding.layer != "hardware_gpu":
         return finding
+    if ranks <= told:
+        return msgspec.structs.replace(
+            finding,
+            confidence=min(finding.confidence, 0.7),
+            evidence=(*finding.evidence, "or its call of this number is another one than that of the others"),
+        )
     return msgspec.structs.replace(
         finding,
         layer="undetermined",
