@@ -37,15 +37,15 @@ def run_rows(lives: pa.Table, names: pa.Table, *, loops: np.ndarray) -> pa.Table
     codes, states = state.indices.to_numpy()[order], state.dictionary.to_pylist()
     how = lives["how"].dictionary_encode().combine_chunks()
     hows, how_names = how.indices.to_numpy()[order], how.dictionary.to_pylist()
-    resized = np.r_[False, _is(codes, states, "RESIZING")[:-1]]
+    resized = np.r_[False, _is(codes, states, wanted="RESIZING")[:-1]]
     resized[begins] = True
     counts = {
         "attempts": np.ones(len(run), bool),
-        "requeues": _is(hows, how_names, "requeue") & ~resized,
-        "retries": _is(hows, how_names, "retry"),
+        "requeues": _is(hows, how_names, wanted="requeue") & ~resized,
+        "retries": _is(hows, how_names, wanted="retry"),
         "failures": lives["failed"].to_numpy()[order],
         "independent": lives["independent"].to_numpy()[order],
-        "preemptions": _is(codes, states, "PREEMPTED"),
+        "preemptions": _is(codes, states, wanted="PREEMPTED"),
     }
     ids = names["attempt_id"].to_numpy()
     by_id = np.argsort(ids)
@@ -118,7 +118,7 @@ def _times(values: np.ndarray, unknown: np.ndarray) -> pa.Array:
     return pa.array(np.where(unknown, 0, values), mask=unknown).cast(pa.timestamp("us"))
 
 
-def _is(codes: np.ndarray, names: list[str], wanted: str) -> np.ndarray:
+def _is(codes: np.ndarray, names: list[str], *, wanted: str) -> np.ndarray:
     return codes == (names.index(wanted) if wanted in names else -1)
 
 
