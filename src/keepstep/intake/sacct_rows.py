@@ -20,7 +20,7 @@ __all__ = ["sacct_taken"]
 _COMMENT_LETTERS = 1000
 _NO_HOSTS = ["None assigned", "Unknown", "(null)", "None"]
 _SECOND_US = 1_000_000
-_MOST_DIGITS = 12
+_MOST_DIGITS, _MOST_ID_DIGITS = 12, 18
 _PARTS = (
     r"^(?P<job>(?P<number>\d{1,18})(?:_(?:(?P<task>\d{1,17})|\[[^\]]*\]))?(?:\+(?P<offset>\d{1,8}))?)"
     r"(?:\.(?P<step>.+))?$"
@@ -111,26 +111,27 @@ class _Rows:
         return fine
 
 
-def _ids(rows: _Rows) -> dict[str, np.ndarray]:
+def _ids(rows: _Rows) -> dict[str, Any]:
     """Parts of the job ids: number, task, offset (UNKNOWN: none), whether a step, its name, and the id as written."""
     text = rows.text(rows.id_column)
     size = rows.size
-    found: dict[str, np.ndarray] = {
-        name: np.full(size, UNKNOWN, dtype=np.int64) for name in ("number", "task", "offset")
-    }
+    found: dict[str, Any] = {name: np.full(size, UNKNOWN, dtype=np.int64) for name in ("number", "task", "offset")}
     found["step"] = np.zeros(size, dtype=bool)
     found["step_name"] = np.full(size, "", dtype=object)
-    found["written"] = np.asarray(text.to_numpy(zero_copy_only=False), dtype=object)
-    plain = np.asarray(pc.match_substring_regex(text, r"^\d{1,18}$"))
+    plain = np.asarray(pc.and_(pc.ascii_is_decimal(text), pc.less_equal(pc.binary_length(text), _MOST_ID_DIGITS)))
     places = np.flatnonzero(plain)
-    found["number"][places] = np.asarray(text.take(pa.array(places)).cast(pa.int64()))
-    _fill_ids(text, np.flatnonzero(~plain), found=found)
+    if len(places) == size:
+        found["written"], found["number"] = text, np.array(text.cast(pa.int64()))
+    else:
+        found["written"] = np.asarray(text.to_numpy(zero_copy_only=False), dtype=object)
+        found["number"][places] = np.asarray(text.take(pa.array(places)).cast(pa.int64()))
+        _fill_ids(text, np.flatnonzero(~plain), found=found)
     raw = rows.numbers("jobidraw", lambda value: number_of(value.split(".")[0].split("+")[0].split("_")[0]))
     found["raw"] = np.where(raw == UNKNOWN, found["number"], raw)
     return found
 
 
-def _fill_ids(text: pa.Array, places: np.ndarray, *, found: dict[str, np.ndarray]) -> None:
+def _fill_ids(text: pa.Array, places: np.ndarray, *, found: dict[str, Any]) -> None:
     """The parts of the ids at `places`, which are not plain numbers."""
     parts = pc.extract_regex(pc.utf8_trim_whitespace(text.take(pa.array(places))), _PARTS)
     matched = np.asarray(parts.is_valid())
@@ -189,7 +190,7 @@ def _before(moment: Moments, start: np.ndarray) -> np.ndarray:
 
 
 def _columns(
-    rows: _Rows, *, times: _Times, ids: dict[str, np.ndarray], states: tuple[np.ndarray, np.ndarray]
+    rows: _Rows, *, times: _Times, ids: dict[str, Any], states: tuple[np.ndarray, np.ndarray]
 ) -> dict[str, Any]:
     """Columns of attempts and steps, UNKNOWN or empty where not known."""
     cluster = rows.text("cluster")

@@ -15,14 +15,14 @@ Engine = Literal["local", "ray"]
 Part = tuple[int, int]
 """(number, of): the job runs whose id leaves `number` when divided by `of`."""
 
-_ATTEMPTS_A_PART = 500_000
+_ATTEMPTS_A_PART = 2_000_000
 _MOST_PARTS = 512
 Chosen = TypeVar("Chosen")
 Found = TypeVar("Found")
 
 
 def run_parts(directory: Path) -> list[Part]:
-    """Parts of about half a million attempts; every attempt of a job run is in the same part."""
+    """Parts of at most two million attempts; every attempt of a job run is in the same part."""
     attempts = FleetStore(directory).rows("attempts")
     of = min(max(-(-attempts // _ATTEMPTS_A_PART), 1), _MOST_PARTS)
     return [(number, of) for number in range(of)]
