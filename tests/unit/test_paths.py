@@ -214,3 +214,24 @@ def test_a_change_of_members_voids_what_was_prepared(ring: Ring) -> None:
     assert ring.everywhere(Fabric.agreement) == [True] * 4
     assert ring.everywhere(Fabric.switch_paths) == [0] * 4
     assert ring.reduce() == [10.0] * 4
+
+
+def test_ports_come_round_again_however_often_plans_change(ring: Ring) -> None:
+    ring.reduce()
+    plans, ports = onward(1)
+    for number in range(1, 7):
+        other = {rank: free_ports(1) for rank in RANKS}
+        for plan in (
+            plans,
+            {
+                rank: PathPlan(number, {(rank + 1) % 4: other[rank]}, {(rank - 1) % 4: other[(rank - 1) % 4]})
+                for rank in RANKS
+            },
+        ):
+            ring.number = getattr(ring, "number", 0) + 1
+            ring.prepare({rank: PathPlan(ring.number, one.dial, one.accept) for rank, one in plan.items()})
+            ring.everywhere(Fabric.agreement)
+            assert ring.everywhere(Fabric.switch_paths) == [ring.number] * 4
+            if plan is plans:
+                assert all(ring.ends()[rank, (rank + 1) % 4][0] in ports[rank] for rank in RANKS)
+            assert ring.reduce() == [10.0] * 4

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -31,6 +32,7 @@ AGREEMENT_GROUP = "keepstep.agreement"
 _DIAL_TIMEOUT_S = 120.0
 _SIZED = (Op.ALL_REDUCE, Op.REDUCE, Op.BROADCAST)
 _MOST_READY = 4096
+_NO_LINGER = struct.pack("ii", 1, 0)
 _PATH_TIMEOUT_S = 5.0
 
 
@@ -277,6 +279,7 @@ class Links:
                 if channel is None or self._closed:
                     sock.close()
                 else:
+                    _reset_on_close(channel.plane.link_fd(channel.index[key.peer]))
                     self._attach(channel, key.peer, arrived=_Arrived(sock, -1), creator=True)
 
     def _call_path(self, key: LinkKey, ports: tuple[int, ...]) -> socket.socket:
@@ -320,7 +323,7 @@ class Links:
         """Socket inode of every link by group, lane and global rank: proof that a link survived."""
         with self._lock:
             return {
-                (group, lane, channel.plane.global_ranks[peer]): channel.plane.link_inode(peer)
+                (group, lane, channel.plane.global_ranks[peer]): _inode(channel.plane.link_fd(peer))
                 for (group, lane), channel in self._channels.items()
                 for peer in channel.plane.linked()
             }
@@ -351,6 +354,19 @@ class Links:
             for channel in self._channels.values():
                 channel.plane.close()
             self._channels.clear()
+
+
+def _inode(descriptor: int) -> int:
+    """The same number before and after proves that a link survived; 0: no link."""
+    return os.fstat(descriptor).st_ino if descriptor >= 0 else 0
+
+
+def _reset_on_close(descriptor: int) -> None:
+    """A link that carries nothing any more ends with a reset, so that its port can be used again at once."""
+    if descriptor >= 0:
+        with socket.socket(fileno=os.dup(descriptor)) as same:
+            if same.family != socket.AF_UNIX:
+                same.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
 
 
 def _planned(group: str, lane: int) -> bool:

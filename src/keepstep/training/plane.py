@@ -400,12 +400,11 @@ class Plane:
         """Whether a call runs or waits."""
         return bool(self._c.ks_busy(self._open()))
 
-    def link_inode(self, peer: int) -> int:
-        """Inode of the socket behind a link (0: no link): the same number proves that the link survived."""
+    def link_fd(self, peer: int) -> int:
+        """The socket behind a link, which stays the plane's (-1: no link)."""
         self._check_peer(peer)
         with self._lock:
-            descriptor = self._c.ks_link_fd(self._open(), peer)
-            return os.fstat(descriptor).st_ino if descriptor >= 0 else 0
+            return int(self._c.ks_link_fd(self._open(), peer))
 
     def peers_needed(self, op: Op, *, nbytes: int, root: int = 0) -> frozenset[int]:
         """The peers this member talks to in such a call; `nbytes` counts all buffers of the call."""
