@@ -243,7 +243,7 @@ def rates(took: dict[str, list[float]], nbytes: int) -> tuple[float, float]:
 def compare(fabric: Fabric, members: Members, *, groups: int, uplink_mbit: int, trials: int) -> Iterator[Result]:
     """Random ports against planned ones, trial by trial."""
     name = f"{groups} groups, {HOST_MBIT // uplink_mbit}:1"
-    nbytes = (1_000_000 if groups == 4 else 500_000) * uplink_mbit // HOST_MBIT
+    nbytes = (2_000_000 if groups == 4 else 1_000_000) * uplink_mbit // HOST_MBIT
     rng = random.Random(groups * 1000 + uplink_mbit)
     members.reduce(groups, 4096, 2)
     site = Site(fabric, members, groups, nbytes)
