@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from fleet_data import asked, fleet_of, read_text, rows_of, written
@@ -13,6 +14,7 @@ from keepstep.records.events import Finding, JobStarted
 from keepstep.records.journal_line import encode_line
 from keepstep.service.fleet_query import incident_answer, incident_list
 from keepstep.service.fleet_report import ReportOptions, printed_report, report_json, report_of_fleet
+from keepstep.store.fleet_tables import FleetStore
 
 JOB = "JobID|State|Start|End|AllocTRES\n1|COMPLETED|2026-03-01T00:00:00|2026-03-01T01:00:00|gres/gpu=8,node=1\n"
 
@@ -115,3 +117,19 @@ def test_a_clock_that_jumped_is_noted_in_json_as_in_text():
         "end - start is 18000 s, the scheduler counted 3600 s",
         "submitted after the start",
     ]
+
+
+def test_a_node_with_and_without_a_name_of_its_cluster_is_one_node(tmp_path: Path) -> None:
+    events = tmp_path / "events.txt"
+    events.write_text(
+        "Cluster|NodeName|TimeStart|TimeEnd|State|Reason|User|\n"
+        "lab|n1|2026-01-01T00:00:00|2026-01-01T02:00:00|DOWN|disk|root|\n"
+    )
+    nodes = tmp_path / "nodes.txt"
+    nodes.write_text("NodeName=n1 Arch=x86_64 CPUTot=8\n   State=IDLE Gres=gpu:8\n   BootTime=2025-12-01T00:00:00\n\n")
+    into = tmp_path / "fleet"
+    assert main(["fleet", "import", str(events), str(nodes), "--into", str(into)]) == 0
+    with FleetStore(into).connection() as connection:
+        both = "SELECT cluster, node FROM node_intervals UNION ALL SELECT cluster, node FROM inventory"
+        assert connection.execute(f"SELECT DISTINCT cluster, node FROM ({both})").fetchall() == [("lab", "n1")]
+        assert connection.execute("SELECT count(*) FROM inventory").fetchall() == [(1,)]

@@ -86,7 +86,7 @@ class FleetStore:
     def connection(self, *, spill: bool = False) -> duckdb.DuckDBPyConnection:
         """A connection with a view for each table, which opens no file outside the directory and writes nothing.
 
-        With `spill` large joins may use temporary files in the directory.
+        Sources that name no cluster are of the only one that others name: a node is not counted twice. With `spill` large joins may use temporary files in the directory.
         """
         connection = duckdb.connect(":memory:", config={"threads": _THREADS, "memory_limit": _MEMORY})
         temporary = self.directory / ".spill"
@@ -94,16 +94,33 @@ class FleetStore:
         connection.execute(f"SET allowed_directories = [{quoted(str(self.directory) + '/')}]")
         connection.execute("SET enable_external_access = false")
         connection.execute("SET TimeZone = 'UTC'") if _has_zones(connection) else None
+        only = self._only_cluster(connection)
         for name in TABLES:
-            connection.execute(f"CREATE VIEW {name} AS {self._select(name)}")
+            connection.execute(f"CREATE VIEW {name} AS {self._select(name, only)}")
         connection.execute("SET lock_configuration = true")
         return connection
 
-    def _select(self, name: str) -> str:
-        """The query behind the view of a table; a table without files has its columns and no rows."""
+    def _only_cluster(self, connection: duckdb.DuckDBPyConnection) -> str:
+        """The one cluster that any source names; empty if none or several do."""
+        asked = [
+            f"SELECT cluster FROM ({self._select(name)})"
+            for name in TABLES
+            if "cluster" in arrow_schema(name).names and self.parts(name)
+        ]
+        if not asked:
+            return ""
+        union = " UNION ALL ".join(asked)
+        named = connection.execute(f"SELECT DISTINCT cluster FROM ({union}) WHERE cluster <> '' LIMIT 2").fetchall()
+        return str(named[0][0]) if len(named) == 1 else ""
+
+    def _select(self, name: str, cluster: str = "") -> str:
+        """The query behind the view of a table; a table without files has its columns and no rows. `cluster` stands
+        where no source named one."""
         files = [quoted(str(self.directory / part.path)) for part in self.parts(name)]
         if files:
-            return f"SELECT * FROM read_parquet([{', '.join(files)}], hive_partitioning = false)"
+            filled = f"REPLACE (CASE cluster WHEN '' THEN {quoted(cluster)} ELSE cluster END AS cluster)"
+            columns = f"* {filled}" if cluster and "cluster" in arrow_schema(name).names else "*"
+            return f"SELECT {columns} FROM read_parquet([{', '.join(files)}], hive_partitioning = false)"
         columns = ", ".join(
             f'CAST(NULL AS {_SQL_TYPES[str(field.type)]}) AS "{field.name}"' for field in arrow_schema(name)
         )
