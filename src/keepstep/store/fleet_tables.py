@@ -86,7 +86,8 @@ class FleetStore:
     def connection(self, *, spill: bool = False) -> duckdb.DuckDBPyConnection:
         """A connection with a view for each table, which opens no file outside the directory and writes nothing.
 
-        Sources that name no cluster are of the only one that others name: a node is not counted twice. With `spill` large joins may use temporary files in the directory.
+        Sources that name no cluster are of the only one that others name: a node is not counted twice. With `spill`
+        large joins may use temporary files in the directory.
         """
         connection = duckdb.connect(":memory:", config={"threads": _THREADS, "memory_limit": _MEMORY})
         temporary = self.directory / ".spill"
