@@ -6,12 +6,13 @@ import struct
 
 import msgspec
 
+from keepstep.diagnosis.arrival import Arrival
 from keepstep.errors import RecordError
 from keepstep.records.events import Finding
 from keepstep.records.plain_samples import PlainReport
 from keepstep.records.summary import WatchReport
 
-__all__ = ["LENGTH", "MAX_FRAME_BYTES", "ArrivalNote", "Begin", "Look", "Seen", "Standing", "decode_frame", "framed"]
+__all__ = ["LENGTH", "MAX_FRAME_BYTES", "Begin", "Look", "Seen", "Standing", "decode_frame", "framed"]
 
 MAX_FRAME_BYTES = 256 * 1024 * 1024
 LENGTH = struct.Struct("<I")
@@ -28,19 +29,6 @@ class Standing(msgspec.Struct, frozen=True):
     finding: Finding
     began_step: int | None = None
     hard: bool = False
-
-
-class ArrivalNote(msgspec.Struct, frozen=True):
-    """How the start of one rank went: wall-clock times, exit code (128 + signal), and what its hello said."""
-
-    rank: int
-    node: str
-    started: float
-    arrived: float | None = None
-    exited: int | None = None
-    world: int = 0
-    keepstep_version: str = ""
-    torch_version: str = ""
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True):
@@ -66,7 +54,7 @@ class Look(msgspec.Struct, frozen=True, tag=True):
     reports: tuple[WatchReport, ...] = ()
     plain: tuple[PlainReport, ...] = ()
     retired: tuple[int, ...] = ()
-    arrivals: tuple[ArrivalNote, ...] = ()
+    arrivals: tuple[Arrival, ...] = ()
 
 
 class Seen(msgspec.Struct, frozen=True, tag=True):

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import msgspec
 
+from keepstep.diagnosis.arrival import Arrival
 from keepstep.errors import RecordError
 from keepstep.records.plain_samples import PlainReport
 from keepstep.records.summary import WatchReport
 from keepstep.service.analysis_wire import (
     LENGTH,
     MAX_FRAME_BYTES,
-    ArrivalNote,
     Begin,
     Look,
     Seen,
@@ -59,7 +59,7 @@ class Analyst:
         """Nothing runs before the first report. What the process says of its own troubles goes to `log`."""
         self.pid: int | None = None
         self.baseline = b""
-        self.arrivals: Callable[[], tuple[ArrivalNote, ...]] = tuple
+        self.arrivals: Callable[[], tuple[Arrival, ...]] = tuple
         self.retired: Callable[[], tuple[int, ...]] = tuple
         self.after_look: Callable[[], None] = _nothing
         self._begin = begin

@@ -7,14 +7,14 @@ import msgspec
 from keepstep.diagnosis.arrival import Arrival, ArrivalFacts, judge_arrivals
 from keepstep.records.events import Finding, Suspect
 from keepstep.records.messages import Fact, Hello, MemberExited, MemberStarted
-from keepstep.service.analysis_wire import ArrivalNote, Standing
+from keepstep.service.analysis_wire import Standing
 
 __all__ = ["Arrivals", "judged"]
 
 
-def judged(notes: tuple[ArrivalNote, ...], world: int, *, now: float) -> dict[str, Finding]:
+def judged(notes: tuple[Arrival, ...], world: int, *, now: float) -> dict[str, Finding]:
     """What is wrong with these starts at wall-clock time `now`, by a key that stays the same."""
-    facts = ArrivalFacts(world=world, ranks=msgspec.convert(msgspec.to_builtins(notes), tuple[Arrival, ...]))
+    facts = ArrivalFacts(world=world, ranks=notes)
     return {_key(finding): finding for finding in judge_arrivals(facts, now)}
 
 
@@ -41,13 +41,13 @@ class Arrivals:
         """Nobody was started yet."""
         self._world = world
         self._version = version
-        self._notes: dict[str, ArrivalNote] = {}
+        self._notes: dict[str, Arrival] = {}
 
     def note(self, fact: Fact, *, node: str, member: str, now: float) -> list[Standing]:
         """Take a fact; what it shows that cannot wait: the job ends at once where members disagree."""
         match fact:
             case MemberStarted() if fact.rank >= 0:
-                self._notes[fact.member] = ArrivalNote(fact.rank, node, now)
+                self._notes[fact.member] = Arrival(fact.rank, node, now)
             case Hello() if member in self._notes:
                 self._notes[member] = msgspec.structs.replace(
                     self._notes[member],
@@ -66,7 +66,7 @@ class Arrivals:
                 self._notes[fact.member] = msgspec.structs.replace(self._notes[fact.member], exited=code)
         return []
 
-    def notes(self, phase: str) -> tuple[ArrivalNote, ...]:
+    def notes(self, phase: str) -> tuple[Arrival, ...]:
         """The starts while the job is in a `phase` in which not all ranks have arrived; nothing once they have.
 
         A script without keepstep's lines never arrives: where nobody has, there is nothing to judge.
