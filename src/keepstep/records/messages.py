@@ -10,6 +10,8 @@ from __future__ import annotations
 import msgspec
 
 from keepstep.errors import RecordError
+from keepstep.records.address import Address
+from keepstep.records.move_messages import MoveFact, MoveOrder
 from keepstep.records.path_messages import PathsProbed, ProbePaths
 from keepstep.records.watch_messages import LinkProbed, WatchFact, WatchOrder
 
@@ -60,20 +62,6 @@ __all__ = [
 ]
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
-
-
-class Address(msgspec.Struct, frozen=True):
-    """Where the data plane of one member is reached.
-
-    `member` is the unique name of the process, `node` the name of its host; members with equal nodes share memory.
-    `local` is an abstract Unix socket name, `host` and `port` the TCP listener.
-    """
-
-    member: str
-    node: str
-    local: str
-    host: str
-    port: int
 
 
 class _Said(msgspec.Struct, frozen=True, tag_field="kind"):
@@ -312,10 +300,14 @@ class Welcome(_Ordered, frozen=True, tag=True):
 
 
 class Abort(_Ordered, frozen=True, tag=True):
-    """Stop the step for a change to `generation`, because the members of `lost` ranks are gone. Answer: `Parked`."""
+    """Stop the step for a change to `generation`, because the members of `lost` ranks are gone. Answer: `Parked`.
+
+    `renew`: all links are made anew, because members may differ in which generation they have installed.
+    """
 
     generation: int
     lost: tuple[int, ...]
+    renew: bool = False
 
 
 class Settle(_Ordered, frozen=True, tag=True):
@@ -449,6 +441,7 @@ MemberFact = (
     | Drilled
     | LinkProbed
     | BatchSeen
+    | MoveFact
 )
 _AgentFact = AgentHello | Enlist | MemberStarted | MemberExited | MemberStopped | StartFailed | PathsProbed
 Fact = MemberFact | _AgentFact | WatchFact
@@ -468,6 +461,7 @@ Order = (
     | Drill
     | TakePaths
     | ProbePaths
+    | MoveOrder
     | WatchOrder
 )
 Message = Fact | Order
