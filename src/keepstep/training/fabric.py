@@ -12,7 +12,7 @@ import re
 import socket
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -20,6 +20,7 @@ from keepstep.errors import Fenced, MembershipError, PeerLost, TransportError
 from keepstep.records.messages import Address
 from keepstep.records.ring import SpanKind
 from keepstep.training.authentication import Greeting, Verdict, greet
+from keepstep.training.ballot import Ballot
 from keepstep.training.directory import Directory
 from keepstep.training.doors import Doors, connect_address
 from keepstep.training.injection import Injector
@@ -77,6 +78,7 @@ class Fabric:
         self.protected = protected
         self.on_loss = on_loss
         self.drills: Injector | None = None
+        self.ballot = Ballot()
         self.exposed = False  # between two steps: a collective that a loss cuts raises, since nobody can redo it
         self._doors, self._secret = doors, secret
         self._lock = threading.RLock()
@@ -220,12 +222,22 @@ class Fabric:
     def agreement(self) -> bool:
         """Whether every member of the world came here in this generation. False in LOCAL or POISONED mode.
 
-        It also finds the newest path plan that all members have prepared: `switch_paths` may follow.
+        It also finds the newest path plan that all members have prepared (`switch_paths` may follow) and counts the
+        votes of `ballot`.
         """
         paths = self._links.paths
-        least = self._least(1, paths.prepared, -paths.installed)
+        least = self._least(1, paths.prepared, -paths.installed, *self.ballot.cast())
+        self.ballot.count(least[3:])
         self._due_plan = least[1] if least and least[1] > -least[2] else 0
         return bool(least)
+
+    def least(self, votes: Sequence[int]) -> tuple[int, ...]:
+        """The smallest of each vote over all members, who all call this at the same boundary; empty if one is missing."""
+        return self._least(*votes)
+
+    def quiet(self) -> bool:
+        """Whether no collective of this member runs or waits."""
+        return self._links.quiet()
 
     def prepare_paths(self, plan: PathPlan, *, ready: Callable[[str], None]) -> None:
         """Dials the links that `plan` moves, beside those in use; `ready("")`, or why not, from any thread."""
