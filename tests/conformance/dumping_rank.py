@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -22,10 +24,19 @@ def main():
         dist.all_reduce(tensor, group=pair)
     pending = dist.all_reduce(tensor, async_op=True) if absent >= 0 and rank != absent else None
     meet(store, world, "called")
+    await_retirement(0 if pending is None else 1)
     (folder / f"dump_{rank}").write_bytes(recorder._dump_fr_trace())
     (folder / f"json_{rank}.json").write_text(text_of(recorder._dump_fr_trace_json()))
     meet(store, world, "dumped")
     os._exit(0 if pending is None or not pending.is_completed() else 1)
+
+
+def await_retirement(pending):
+    """Gloo notes the end of an operation a moment after its wait() returned: let it."""
+    while (
+        sum(not entry["retired"] for entry in json.loads(text_of(recorder._dump_fr_trace_json()))["entries"]) > pending
+    ):
+        time.sleep(0.01)
 
 
 def meet(store, world, name):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -171,6 +173,21 @@ def test_two_processes_race_and_every_entry_counts_once(kind: str, tmp_path: Pat
     for name in ("a", "b"):
         mine = [entry.data.decode() for entry in entries if entry.data.startswith(name.encode())]
         assert mine == [f"{name}{number}" for number in range(40)]
+
+
+@pytest.mark.parametrize("kind", ["file", "sqlite"])
+def test_many_may_open_a_new_store_at_once(kind: str, tmp_path: Path) -> None:
+    made = {"file": FileStateStore, "sqlite": SqliteStateStore}[kind]
+    for turn in range(20):
+        gate = threading.Barrier(6)
+
+        def open_one(place: Path = tmp_path / f"state{turn}", gate: threading.Barrier = gate) -> None:
+            gate.wait()
+            made(place).close()
+
+        with ThreadPoolExecutor(6) as pool:
+            for done in [pool.submit(open_one) for _ in range(6)]:
+                done.result()
 
 
 def torn_store(tmp_path: Path) -> tuple[Path, list[Entry]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -40,10 +41,11 @@ class SqliteStateStore:
             raise self._failure(error) from error
         self._database = database
         try:
-            database.execute("PRAGMA journal_mode=WAL")
-            database.execute("PRAGMA synchronous=FULL")
-            database.executescript(_TABLES)
-        except sqlite3.Error as error:
+            with _alone(self._path.parent):
+                database.execute("PRAGMA journal_mode=WAL")
+                database.execute("PRAGMA synchronous=FULL")
+                database.executescript(_TABLES)
+        except (OSError, sqlite3.Error) as error:
             self.close()
             raise self._failure(error) from error
 
@@ -105,6 +107,17 @@ class SqliteStateStore:
             where=str(self._path),
             remedy="check that the path is a keepstep state file, that it may be written, and that the disk has space",
         )
+
+
+@contextlib.contextmanager
+def _alone(directory: Path) -> Iterator[None]:
+    """One process at a time: SQLite's own waiting does not cover the change to WAL mode of a new file."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _lease(database: sqlite3.Connection) -> Lease:
