@@ -12,6 +12,7 @@ from keepstep.records.incident import PHASES
 from keepstep.records.messages import Address
 
 HIDDEN = {"epoch", "why", "secret", "environment", "world", "attempt", "type", "replicas", "drill"}
+SAID_IF_SET = {"renew", "move", "leaver"}
 
 
 def shown(thing) -> str:
@@ -36,6 +37,7 @@ def shown(thing) -> str:
 def worded(struct: msgspec.Struct) -> str:
     """A struct as `Name field=value ...`."""
     names = [field.name for field in msgspec.structs.fields(struct) if field.name not in HIDDEN]
+    names = [name for name in names if name not in SAID_IF_SET or getattr(struct, name)]
     words = [type(struct).__name__, *(f"{name}={shown(getattr(struct, name))}" for name in names)]
     return " ".join(words)
 

@@ -24,7 +24,7 @@ from keepstep.control.job import decide, new_job
 from keepstep.control.job_state import Event, JobSpec, JobState, StopRequest, Tick
 from keepstep.control.member import MemberState, Place, at_boundary, obey, step_kept
 from keepstep.control.roster import Status, live
-from keepstep.records import messages, watch_messages
+from keepstep.records import messages, move_messages, watch_messages
 from keepstep.records.messages import Address
 
 VERSION = "1.0"
@@ -58,7 +58,7 @@ ANSWERS = {
 
 def _named(kind: str) -> type[msgspec.Struct]:
     """The message of that name."""
-    return getattr(messages, kind, None) or getattr(watch_messages, kind)
+    return next(getattr(where, kind) for where in (messages, move_messages, watch_messages) if hasattr(where, kind))
 
 
 def value(text: str):

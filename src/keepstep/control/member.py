@@ -25,6 +25,7 @@ from keepstep.records.messages import (
     Settle,
     Stop,
 )
+from keepstep.records.move_messages import ReleaseMember
 
 __all__ = [
     "Act",
@@ -57,7 +58,8 @@ class MemberState(msgspec.Struct, frozen=True):
 
     `answering` is the generation of the change being answered, `fresh` says that no first step of the present
     generation was reported yet, `joiner` that its own state is not the job's. `whole` says that its set-up cannot have
-    been spoiled by an abort: it has taken part in an agreement or has run on in some generation.
+    been spoiled by an abort: it has taken part in an agreement or has run on in some generation. `leaving` is the
+    number of the move in which it handed its rank over (0: none).
     """
 
     rank: int
@@ -69,6 +71,7 @@ class MemberState(msgspec.Struct, frozen=True):
     joiner: bool = False
     fresh: bool = True
     whole: bool = False
+    leaving: int = 0
 
 
 class Say(msgspec.Struct, frozen=True):
@@ -144,6 +147,8 @@ def obey(state: MemberState, order: Order, *, place: Place) -> tuple[MemberState
     state = msgspec.structs.replace(state, epoch=epoch)
     if isinstance(order, (Fence, Stop)):
         return state, LeaveJob(76 if isinstance(order, Fence) else order.code, order.why)
+    if isinstance(order, ReleaseMember):
+        return state, _released(state, order)
     generation = getattr(order, "generation", state.generation)
     if generation < max(state.generation, state.answering):
         return state, Refuse(f"{type(order).__name__} of generation {generation} is out of date")
@@ -154,6 +159,12 @@ def obey(state: MemberState, order: Order, *, place: Place) -> tuple[MemberState
     if place is Place.AGREEMENT:
         return state, Refuse(f"{type(order).__name__} is for members between steps")
     return _between_steps(state, order)
+
+
+def _released(state: MemberState, order: ReleaseMember) -> Act:
+    if state.leaving == order.number:
+        return LeaveJob(0, order.why)
+    return Refuse(f"move {order.number} did not take the rank of this member")
 
 
 def _parked(state: MemberState, order: Abort, *, place: Place) -> tuple[MemberState, Act]:
@@ -192,6 +203,7 @@ def _between_steps(state: MemberState, order: Order) -> tuple[MemberState, Act]:
             joiner=False,
             fresh=True,
             whole=True,
+            leaving=0,
         )
         return state, RunOn(order)
     return state, Refuse(f"{type(order).__name__} is not for a member")

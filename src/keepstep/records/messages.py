@@ -287,6 +287,7 @@ class Welcome(_Ordered, frozen=True, tag=True):
     """Answer to `Hello`: take `rank` of `world`. `joiner`: the others are already in mid-job.
 
     `roster` maps every rank to its address. `secret` authenticates the data plane. `attempt` counts whole restarts.
+    `move` is the move the joiner is for (0: none): another process holds the rank until that is committed.
     """
 
     rank: int
@@ -297,6 +298,7 @@ class Welcome(_Ordered, frozen=True, tag=True):
     joiner: bool
     roster: dict[int, Address]
     secret: bytes
+    move: int = 0
 
 
 class Abort(_Ordered, frozen=True, tag=True):
