@@ -8,7 +8,7 @@ import msgspec
 
 from keepstep.control.job_state import Decision, Directed, JobState
 from keepstep.control.member import MemberState
-from keepstep.records.incident import PHASES
+from keepstep.records.incident import PHASES, Incident
 from keepstep.records.messages import Address
 
 HIDDEN = {"epoch", "why", "secret", "environment", "world", "attempt", "type", "replicas", "drill"}
@@ -74,11 +74,18 @@ def record_lines(decision: Decision) -> list[str]:
     for one in decision.incidents:
         phases = " ".join(f"{name}={getattr(one, name):g}" for name in PHASES if getattr(one, name) is not None)
         lines.append(
-            f"incident {one.number} {one.kind} rank={one.rank} member={one.member} step={one.step} "
+            f"incident {one.number} {one.kind} {_whom(one)} step={one.step} "
             f"recomputed={one.steps_recomputed} changed={one.members_changed} {phases}"
             + (f" note: {one.note}" if one.note else "")
         )
     return lines
+
+
+def _whom(incident: Incident) -> str:
+    """Who was lost: one member, or several ranks as one."""
+    if incident.ranks:
+        return f"ranks={','.join(map(str, incident.ranks))} domain={incident.domain.replace('=', ':')}"
+    return f"rank={incident.rank} member={incident.member}"
 
 
 def lines_of(before: JobState, decision: Decision) -> list[str]:

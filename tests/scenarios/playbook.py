@@ -24,10 +24,11 @@ from keepstep.control.job import decide, new_job
 from keepstep.control.job_state import Event, JobSpec, JobState, StopRequest, Tick
 from keepstep.control.member import MemberState, Place, at_boundary, obey, step_kept
 from keepstep.control.roster import Status, live
-from keepstep.records import messages, move_messages, watch_messages
+from keepstep.records import domain_messages, messages, move_messages, watch_messages
 from keepstep.records.messages import Address
 
 VERSION = "1.0"
+MODULES = (messages, watch_messages, move_messages, domain_messages)
 DEFAULTS = {
     "AgentHello": {"slots": 0, "standbys": 0, "keepstep_version": VERSION},
     "Hello": {"pid": 1, "keepstep_version": VERSION, "torch_version": "2"},
@@ -58,16 +59,18 @@ ANSWERS = {
 
 def _named(kind: str) -> type[msgspec.Struct]:
     """The message of that name."""
-    return next(getattr(where, kind) for where in (messages, move_messages, watch_messages) if hasattr(where, kind))
+    return next(found for module in MODULES if (found := getattr(module, kind, None)) is not None)
 
 
 def value(text: str):
-    """`true`, `7`, `0.5`, `2,4,`, `7:aa,8:bb` or a string."""
+    """`true`, `7`, `0.5`, `2,4,`, `7:aa,8:bb`, `rack:r1,power:x` or a string."""
     if text in ("true", "false"):
         return text == "true"
     if re.match(r"\d+:", text):
         pairs = [pair.split(":") for pair in text.split(",")]
         return {int(version): data.encode() for version, data in pairs}
+    if re.fullmatch(r"[a-z]+:\w+(,[a-z]+:\w+)*", text):
+        return dict(pair.split(":") for pair in text.split(","))
     if "," in text:
         return tuple(value(part) for part in text.split(",") if part)
     for kind in (int, float):

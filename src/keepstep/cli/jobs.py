@@ -42,6 +42,18 @@ _StartDrills = Annotated[
     list[str] | None,
     typer.Option("--drill", metavar="NAME:RANK", help="Start this rank with a fault: never-start or wrong-version."),
 ]
+_Domain = Annotated[
+    list[str] | None,
+    typer.Option("--domain", metavar="KIND=LABEL", help="A failure domain of this node, as rack=r1; may be repeated."),
+]
+_Domains = Annotated[
+    list[str] | None,
+    typer.Option("--domains", metavar="FILE", help="Failure domains of nodes: TOML or a topology; may be repeated."),
+]
+_OnShortage = Annotated[
+    str | None,
+    typer.Option(metavar="wait|stop", help="What to do with fewer machines than members [stop]."),
+]
 _Token = Annotated[
     str | None, typer.Option(metavar="FILE", help="Secret of controller and agents, mode 0600 [DIR/token].")
 ]
@@ -78,6 +90,7 @@ def run(
     on_hang: _OnHang = None,
     log_level: _Level = None,
     drill: _StartDrills = None,
+    domain: _Domain = None,
 ) -> int:
     """Train on this machine: start the ranks, replace those that are lost, print a report."""
     from keepstep.service.launcher import RunRequest, run_job
@@ -90,7 +103,9 @@ def run(
         on_hang=on_hang,
         log_level=log_level,
     )
-    return run_job(RunRequest(script, tuple(arguments or ()), run, chosen, tuple(drill or ())))
+    return run_job(
+        RunRequest(script, tuple(arguments or ()), run, chosen, tuple(drill or ()), labels=tuple(domain or ()))
+    )
 
 
 def controller(
@@ -112,6 +127,8 @@ def controller(
     traffic: _Traffic = None,
     log_level: _Level = None,
     drill: _StartDrills = None,
+    domains: _Domains = None,
+    on_shortage: _OnShortage = None,
 ) -> int:
     """Decide for a job on several nodes: wait for their agents, then as `run`. SCRIPT is the path on the nodes."""
     from keepstep.service.launcher import RunRequest
@@ -126,6 +143,8 @@ def controller(
         on_hang=on_hang,
         traffic=traffic,
         log_level=log_level,
+        domains=domains,
+        on_shortage=on_shortage,
     )
     request = RunRequest(script, tuple(arguments or ()), run, chosen, tuple(drill or ()))
     return run_controller(request, Listening(host, port, nnodes, job))
@@ -142,6 +161,7 @@ def agent(
     run: _Run = None,
     settings: SettingsFile = None,
     log_level: _Level = None,
+    domain: _Domain = None,
 ) -> int:
     """Serve a controller with this node: run its part of the job."""
     import platform
@@ -149,7 +169,7 @@ def agent(
     from keepstep.service.remote_agent import AgentRequest, run_agent
 
     chosen = settings_from(settings, token_file=token_file, log_level=log_level)
-    return run_agent(AgentRequest(controller, node or platform.node(), job, run, chosen, address))
+    return run_agent(AgentRequest(controller, node or platform.node(), job, run, chosen, address, tuple(domain or ())))
 
 
 def drill(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
+from keepstep.control.capacity import choose_standby, node_for_rank, run_short
 from keepstep.control.job_state import Change
 from keepstep.control.outcome import (
     BROKEN_STANDBYS,
@@ -99,11 +100,10 @@ def _fill_ranks(turn: Turn) -> bool:
     """Give every empty rank to a standby; True if no rank is empty."""
     taken = by_rank(turn.state.members)
     empty = [rank for rank in range(turn.state.spec.world) if rank not in taken]
-    nodes = {loss.rank: loss.node for loss in _present(turn).lost}
     for rank in list(empty):
-        warm = sorted(standbys(turn.state.members, Status.WARM), key=lambda m: m.node != nodes.get(rank, ""))
-        if warm:
-            _promote(turn, warm[0], rank=rank)
+        standby = choose_standby(turn, rank)
+        if standby is not None:
+            _promote(turn, standby, rank=rank)
             empty.remove(rank)
     on_the_way = len(standbys(turn.state.members, Status.STARTING))
     for rank in empty[on_the_way:]:
@@ -111,9 +111,13 @@ def _fill_ranks(turn: Turn) -> bool:
             why = f"{BROKEN_STANDBYS} processes that should take rank {rank} ended before they could: see their logs"
             end_job(turn, 75, why=why)
             return False
-        start_standby(
-            turn, nodes.get(rank, ""), reason=f"no standby is left for rank {rank}: a fresh process is started"
-        )
+        node = node_for_rank(turn, rank)
+        if not node:
+            run_short(turn, tuple(empty))
+            return False
+        start_standby(turn, node, reason=f"no standby is left for rank {rank}: a fresh process is started")
+    if not empty:
+        turn.let(short=0.0)
     return not empty
 
 
@@ -121,7 +125,9 @@ def _promote(turn: Turn, standby: Member, *, rank: int) -> None:
     state = turn.state
     change = _present(turn)
     turn.mark("standby_chosen", rank=rank)
-    if standby.started >= min((loss.detected for loss in change.lost if loss.rank == rank), default=turn.now):
+    if state.short:
+        _note(turn, rank, note=f"no machine was left; {turn.now - state.short:.1f} s until one joined")
+    elif standby.started >= min((loss.detected for loss in change.lost if loss.rank == rank), default=turn.now):
         _note(turn, rank, note=f"no standby was left; a fresh process took {turn.now - standby.started:.1f} s to start")
     local_rank = free_local_rank(state.members, standby.node)
     joiner = turn.put(standby, rank=rank, local_rank=local_rank, status=Status.JOINING, joiner=True)

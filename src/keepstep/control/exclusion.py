@@ -7,15 +7,19 @@ import msgspec
 from keepstep.control.roster import NodeSpec, Status
 from keepstep.control.turn import GRACE_S, Turn
 
-__all__ = ["exclude_node", "without_node"]
+__all__ = ["deal_ranks", "exclude_node", "without_node"]
 
 
 def without_node(nodes: tuple[NodeSpec, ...], name: str, *, world: int) -> tuple[NodeSpec, ...] | None:
-    """The nodes without `name` with its ranks dealt to them, where standbys were to be first; None if there is no room.
+    """The nodes without `name`, and without those that are gone, with its ranks dealt to them; None: no room."""
+    return deal_ranks(tuple(node for node in nodes if node.name != name and not node.gone), world=world)
+
+
+def deal_ranks(rest: tuple[NodeSpec, ...], *, world: int) -> tuple[NodeSpec, ...] | None:
+    """The nodes with `world` ranks on them, where standbys were to be first; None if there is no room.
 
     A node has room for as many ranks as it was given processes: ranks and standbys.
     """
-    rest = [node for node in nodes if node.name != name]
     missing = world - sum(node.slots for node in rest)
     dealt = []
     for node in rest:

@@ -20,13 +20,17 @@ from keepstep.control.answers import (
     on_script_failed,
     on_settled,
 )
+from keepstep.control.capacity import run_short
 from keepstep.control.change import reconcile
+from keepstep.control.exclusion import deal_ranks
 from keepstep.control.job_state import Decision, Event, JobSpec, JobState, StopRequest, Tick
 from keepstep.control.losses import on_exited, on_hung, on_peer_lost, on_slow, on_start_failed, on_stopped, on_tick
+from keepstep.control.node_losses import late_node, on_domains, on_node_lost
 from keepstep.control.outcome import end_job
 from keepstep.control.roster import NodeSpec, Status
 from keepstep.control.starting import assigned_slots, start_attempt
 from keepstep.control.turn import Turn
+from keepstep.records.domain_messages import NodeDomains, NodeLost
 from keepstep.records.messages import (
     AgentHello,
     Checkpoints,
@@ -51,7 +55,7 @@ __all__ = ["decide", "new_job"]
 
 def new_job(spec: JobSpec, epoch: int) -> JobState:
     """The state of a job that waits for its agents; `epoch` is the leader's."""
-    return JobState(spec=spec, epoch=epoch)
+    return JobState(spec=spec, epoch=epoch, domains=spec.domains)
 
 
 def decide(state: JobState, event: Event, *, now: float) -> Decision:
@@ -72,10 +76,12 @@ def decide(state: JobState, event: Event, *, now: float) -> Decision:
 
 def _matters_at_the_end(state: JobState, event: Event) -> bool:
     """While all members end, nothing they still say counts; standbys live on for the next attempt."""
+    if isinstance(event.fact, AgentHello | NodeDomains):
+        return state.phase == "restarting"
     if isinstance(event.fact, (Hello, MemberStopped)):
         name = event.fact.member
         return state.phase == "restarting" and name in state.members and state.members[name].rank < 0
-    return isinstance(event.fact, (MemberExited, StartFailed, StopRequest, Tick))
+    return isinstance(event.fact, (MemberExited, NodeLost, StartFailed, StopRequest, Tick))
 
 
 def _note_progress(turn: Turn, before: JobState) -> None:
@@ -94,8 +100,8 @@ def _advance(turn: Turn) -> None:
     ranked = [m for m in state.members.values() if m.rank >= 0 and m.status is not Status.GONE]
     if state.phase == "restarting" and not ranked:
         kept = {name: m for name, m in state.members.items() if m.status is not Status.GONE}
-        turn.let(phase="starting", attempt=state.attempt + 1, members=kept, done_ranks=frozenset(), version=0)
-        start_attempt(turn)
+        turn.let(phase="gathering", attempt=state.attempt + 1, members=kept, done_ranks=frozenset(), version=0)
+        _start_again(turn)
     elif state.phase == "ending" and all(m.status is Status.GONE for m in state.members.values()):
         turn.let(phase="done")
         turn.because(f"done, exit code {turn.state.exit_code}")
@@ -105,7 +111,10 @@ def _on_agent(turn: Turn, event: Event) -> None:
     fact = event.fact
     assert isinstance(fact, AgentHello)
     spec = turn.state.spec
-    if turn.state.phase != "gathering":
+    if turn.state.phase != "gathering" or turn.state.attempt:
+        late_node(turn, fact)
+        if turn.state.phase == "gathering":
+            _start_again(turn)
         return
     if fact.keepstep_version != spec.keepstep_version:
         why = f"node {fact.node} runs keepstep {fact.keepstep_version}, the controller {spec.keepstep_version}"
@@ -125,6 +134,18 @@ def _on_agent(turn: Turn, event: Event) -> None:
     start_attempt(turn)
 
 
+def _start_again(turn: Turn) -> None:
+    """Start the next attempt, if the nodes that are left have room for all ranks."""
+    world = turn.state.spec.world
+    here = tuple(node for node in turn.state.nodes if not node.gone)
+    nodes = deal_ranks(here, world=world)
+    if nodes is None:
+        run_short(turn, tuple(range(sum(node.slots + node.standbys for node in here), world)))
+        return
+    turn.let(phase="starting", nodes=nodes, short=0.0)
+    start_attempt(turn)
+
+
 def _on_stop(turn: Turn, event: Event) -> None:
     assert isinstance(event.fact, StopRequest)
     end_job(turn, event.fact.code, why=event.fact.why)
@@ -133,6 +154,8 @@ def _on_stop(turn: Turn, event: Event) -> None:
 # Facts that are not here tell the controller nothing: a process that started counts from its `Hello` on.
 _HANDLERS: dict[type, Callable[[Turn, Event], None]] = {
     AgentHello: _on_agent,
+    NodeDomains: on_domains,
+    NodeLost: on_node_lost,
     StopRequest: _on_stop,
     Hello: on_hello,
     Parked: on_parked,

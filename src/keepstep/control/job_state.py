@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from keepstep.control.domains import Domains
 from keepstep.control.exits import PastFailure
 from keepstep.control.roster import Member, NodeSpec
 from keepstep.records.events import Finding, FindingKind, Incident
@@ -20,11 +21,16 @@ __all__ = [
     "Milestone",
     "StopRequest",
     "Tick",
+    "incident_of",
 ]
 
 
 class JobSpec(msgspec.Struct, frozen=True):
-    """What was asked for. `world` ranks on `nnodes` agents; `patience_s` bounds one answer in a change."""
+    """What was asked for. `world` ranks on `nnodes` agents; `patience_s` bounds one answer in a change.
+
+    `domains` are the labels known beforehand. With fewer machines than members the job waits for `shortage_s` seconds
+    (0: it stops at once).
+    """
 
     job: str
     world: int
@@ -33,6 +39,8 @@ class JobSpec(msgspec.Struct, frozen=True):
     secret: bytes
     max_restarts: int = 3
     patience_s: float = 120.0
+    domains: Domains = Domains()
+    shortage_s: float = 0.0
 
 
 class Tick(msgspec.Struct, frozen=True):
@@ -77,7 +85,7 @@ class Loss(msgspec.Struct, frozen=True):
 
     `joining` says that it had not made a step in its rank yet.
     `version` is the number of updates everybody then came to (-1: not known yet), `marks` when its repair reached
-    which phase, `note` what a reader of the incident must know.
+    which phase, `note` what a reader of the incident must know. Losses with the same `together` (a domain) are one.
     """
 
     rank: int
@@ -92,6 +100,12 @@ class Loss(msgspec.Struct, frozen=True):
     version: int = -1
     marks: dict[str, float] = {}
     note: str = ""
+    together: str = ""
+
+
+def incident_of(lost: tuple[Loss, ...], index: int) -> int:
+    """Which incident of the change the loss at `index` belongs to, from 1: losses that happened as one share theirs."""
+    return len({loss.together or f"#{number}" for number, loss in enumerate(lost[: index + 1])})
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -128,7 +142,8 @@ class JobState(msgspec.Struct, frozen=True):
 
     `named` counts processes, `incidents` closed incidents. `suspected` are ranks to which links broke and when.
     `setup_s` is the longest time from the welcome to a first step, seconds. `leaving` is when the job began to end or
-    to restart.
+    to restart. `short` is since when there are fewer machines than members (0: there are enough), `troubled` the nodes
+    of the newest losses.
     """
 
     spec: JobSpec
@@ -152,6 +167,9 @@ class JobState(msgspec.Struct, frozen=True):
     exit_code: int | None = None
     exit_why: str = ""
     leaving: float = 0.0
+    domains: Domains = Domains()
+    short: float = 0.0
+    troubled: tuple[str, ...] = ()
 
 
 class Decision(msgspec.Struct, frozen=True):

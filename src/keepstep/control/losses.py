@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from keepstep.control.answers import speaker
+from keepstep.control.capacity import stop_when_short
 from keepstep.control.exclusion import exclude_node
 from keepstep.control.exits import SELF_INFLICTED, ExitKind, classify_exit, exit_code_of
 from keepstep.control.job_state import Change, Event, Loss
@@ -15,7 +16,16 @@ from keepstep.control.turn import GRACE_S, Turn
 from keepstep.records.messages import Abort, Fence, MemberExited, MemberStopped, PeerLostReport, StartFailed
 from keepstep.records.watch_messages import MemberHung, MemberSlow
 
-__all__ = ["on_exited", "on_hung", "on_peer_lost", "on_slow", "on_start_failed", "on_stopped", "on_tick"]
+__all__ = [
+    "begin_change",
+    "on_exited",
+    "on_hung",
+    "on_peer_lost",
+    "on_slow",
+    "on_start_failed",
+    "on_stopped",
+    "on_tick",
+]
 
 _FENCE_GRACE_S = 30.0
 _LINK_PATIENCE_S = 1.0
@@ -116,7 +126,7 @@ def _loss(turn: Turn, fact: MemberExited, *, member: Member) -> Loss:
 
 def _lose(turn: Turn, fact: MemberExited, *, member: Member, why: str) -> None:
     private = {} if member.joiner else fact.private
-    _begin_change(turn, _loss(turn, fact, member=member), private=private, why=why)
+    begin_change(turn, (_loss(turn, fact, member=member),), private={member.rank: private}, why=why)
     turn.mark("fenced", rank=member.rank, again=False)
 
 
@@ -214,15 +224,18 @@ def _stands_still(turn: Turn, fact: MemberStopped | MemberHung, *, member: Membe
     turn.put(member, status=Status.FENCED)
     turn.tell(member, Fence(turn.state.epoch, f"{why}; its rank is given to another member"), reason=why)
     turn.kill(member, why, grace_s=_FENCE_GRACE_S)
-    _begin_change(turn, loss, private={} if member.joiner else fact.private, why=why)
+    begin_change(turn, (loss,), private={member.rank: {} if member.joiner else fact.private}, why=why)
     turn.mark("fenced", rank=member.rank, again=False)
 
 
 # ---------------------------------------------------------------- the change
 
 
-def _begin_change(turn: Turn, loss: Loss, *, private: dict[int, bytes], why: str) -> None:
-    """Start a change, or start it again with one more loss: the generation grows, every stayer is told to stop."""
+def begin_change(turn: Turn, losses: tuple[Loss, ...], *, private: dict[int, dict[int, bytes]], why: str) -> None:
+    """Start a change, or start it again with more losses: the generation grows, every stayer is told to stop.
+
+    `private` is what each of the lost ranks last published of its own state, by version.
+    """
     state = turn.state
     old = state.change or Change(generation=state.generation, moved=turn.now, lost=())
     if state.change is None:
@@ -230,9 +243,9 @@ def _begin_change(turn: Turn, loss: Loss, *, private: dict[int, bytes], why: str
     change = Change(
         generation=old.generation + 1,
         moved=turn.now,
-        lost=(*old.lost, loss),
+        lost=(*old.lost, *losses),
         reached=old.reached,
-        private=_with_private(old.private, loss.rank, private=private),
+        private=_with_private(old.private, private),
         bytes_moved=old.bytes_moved,
     )
     turn.let(change=change, phase="changing", suspected={})
@@ -249,11 +262,9 @@ def _begin_change(turn: Turn, loss: Loss, *, private: dict[int, bytes], why: str
             turn.tell(member, Abort(state.epoch, change.generation, ranks), reason=why)
 
 
-def _with_private(
-    known: dict[int, dict[int, bytes]], rank: int, *, private: dict[int, bytes]
-) -> dict[int, dict[int, bytes]]:
-    """Add what a rank published: versions that its earlier process published stay known."""
-    return {**known, rank: {**known.get(rank, {}), **private}} if rank >= 0 else known
+def _with_private(known: dict[int, dict[int, bytes]], more: dict[int, dict[int, bytes]]) -> dict[int, dict[int, bytes]]:
+    """Add what ranks published: versions that their earlier processes published stay known."""
+    return {**known, **{rank: {**known.get(rank, {}), **private} for rank, private in more.items()}}
 
 
 def _keep_joiner(turn: Turn, member: Member) -> None:
@@ -280,6 +291,7 @@ def on_peer_lost(turn: Turn, event: Event) -> None:
 def on_tick(turn: Turn, event: Event) -> None:
     """Time passes: broken links without a death, members that do not answer, processes that do not end."""
     state = turn.state
+    stop_when_short(turn)
     if state.phase in ("ending", "restarting"):
         _end_when_stuck(turn)
     elif state.phase in ("running", "changing"):
@@ -317,7 +329,7 @@ def _suspect(turn: Turn) -> None:
     left = due & state.done_ranks
     if due - left:
         loss = Loss(-1, "", "", "communication_hang", 0, 0, 0.0, turn.now)
-        _begin_change(turn, loss, private={}, why=f"links to ranks {sorted(due - left)} broke, their processes live")
+        begin_change(turn, (loss,), private={}, why=f"links to ranks {sorted(due - left)} broke, their processes live")
         return
     waited = {rank for rank in left if turn.now - state.suspected[rank] > state.spec.patience_s}
     if waited:
@@ -329,7 +341,7 @@ def _suspect(turn: Turn) -> None:
 def _lose_patience(turn: Turn) -> None:
     """Send joiners to their sources again that came back without state; end the job if nobody answers any more."""
     change = turn.state.change
-    if change is None or change.going:
+    if change is None or change.going or turn.state.short:
         return
     change = turn.change(fetching=change.fetching - change.failed, failed=frozenset())
     patience_s = turn.state.spec.patience_s

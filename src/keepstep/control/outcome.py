@@ -6,8 +6,8 @@ import msgspec
 
 from keepstep.control.exits import PastFailure, exit_code_of, repeats
 from keepstep.control.job_state import Change, JobState, Loss
-from keepstep.control.roster import Member, Status, standbys
-from keepstep.control.starting import start_standby
+from keepstep.control.roster import Member, Status
+from keepstep.control.starting import refill_standbys
 from keepstep.control.turn import GRACE_S, Turn
 from keepstep.records.events import PHASES, Finding, Incident, Suspect
 from keepstep.records.messages import Stop
@@ -27,6 +27,7 @@ __all__ = [
 BROKEN_STANDBYS = 3
 """So many processes without a role that end before they are of use are tried, then it is not by chance."""
 _PAST = 200
+_TROUBLED = 20
 _TEMPORARY_FAILURE = 75
 
 
@@ -84,10 +85,7 @@ def close_change(turn: Turn) -> None:
     turn.let(phase="running", version=max(turn.state.version, change.version))
     turn.because(f"incident closed: all members completed a step in generation {change.generation}")
     turn.let(broken_standbys=0, members=_remembered(turn.state))
-    for node in turn.state.nodes:
-        waiting = [m for m in standbys(turn.state.members) if m.node == node.name]
-        for _ in range(node.standbys - len(waiting)):
-            start_standby(turn, node.name, reason="a new standby in place of the one that joined")
+    refill_standbys(turn, reason="a new standby in place of the one that joined")
 
 
 def _remembered(state: JobState) -> dict[str, Member]:
@@ -98,23 +96,38 @@ def _remembered(state: JobState) -> dict[str, Member]:
 def _write_incidents(turn: Turn, note: str = "", *, whole: bool = False) -> None:
     """One incident for every loss of the change that is on its way, which ends with it; `whole`: all ranks restart."""
     change = turn.state.change
-    for loss in () if change is None else change.lost:
+    for losses in () if change is None else _together(change.lost):
         assert change is not None
         turn.let(incidents=turn.state.incidents + 1)
-        incident = _incident(turn, loss, change=change, note=note)
+        incident = _incident(turn, losses, change=change, note=note)
         if whole:
             lost, world = _newest_version(turn.state), turn.state.spec.world
             incident = msgspec.structs.replace(incident, steps_recomputed=lost, members_changed=world)
         turn.incidents.append(incident)
-        if loss.rank >= 0:
-            turn.let(past=(*turn.state.past, failure_of(loss))[-_PAST:])
+        ranked = [failure_of(loss) for loss in losses if loss.rank >= 0]
+        if ranked:
+            troubled = (*turn.state.troubled, losses[0].node)[-_TROUBLED:]
+            turn.let(past=(*turn.state.past, *ranked)[-_PAST:], troubled=troubled)
     turn.let(change=None)
 
 
-def _incident(turn: Turn, loss: Loss, *, change: Change, note: str) -> Incident:
-    """The recovery as seconds from the onset."""
-    onset = min(loss.onset or loss.detected, loss.detected)
-    reached = {name: round(at - onset, 6) for name, at in loss.marks.items() if name in PHASES}
+def _together(lost: tuple[Loss, ...]) -> list[tuple[Loss, ...]]:
+    """The losses by incident: those that happened as one are one."""
+    groups: dict[str, list[Loss]] = {}
+    for number, loss in enumerate(lost):
+        groups.setdefault(loss.together or f"#{number}", []).append(loss)
+    return [tuple(group) for group in groups.values()]
+
+
+def _incident(turn: Turn, losses: tuple[Loss, ...], *, change: Change, note: str) -> Incident:
+    """The recovery as seconds from the onset; a phase of several losses is reached when it is for the last of them."""
+    loss = losses[0]
+    several = len(losses) > 1
+    onset = min(one.onset or one.detected for one in losses)
+    onset = min(onset, *(one.detected for one in losses))
+    marks = {name: max(one.marks.get(name, 0.0) for one in losses) for name in loss.marks}
+    reached = {name: round(at - onset, 6) for name, at in marks.items() if name in PHASES}
+    notes = dict.fromkeys((*(one.note for one in losses), note))
     return Incident(
         kind=loss.kind,
         number=turn.state.incidents,
@@ -122,9 +135,11 @@ def _incident(turn: Turn, loss: Loss, *, change: Change, note: str) -> Incident:
         attempt=turn.state.attempt,
         generation=change.generation,
         step=change.version if change.version >= 0 else turn.state.version,
-        rank=loss.rank if loss.rank >= 0 else None,
+        rank=loss.rank if loss.rank >= 0 and not several else None,
+        ranks=tuple(one.rank for one in losses) if several else (),
+        domain=loss.together,
         node=loss.node or None,
-        member=loss.member or None,
+        member=loss.member if loss.member and not several else None,
         wall=turn.now,
         onset_wall=onset,
         detected=reached.get("detected"),
@@ -139,7 +154,7 @@ def _incident(turn: Turn, loss: Loss, *, change: Change, note: str) -> Incident:
         steps_recomputed=max(0, change.reached - change.version) if change.version >= 0 else 0,
         bytes_moved=change.bytes_moved,
         members_changed=sum(1 for lost in change.lost if lost.rank >= 0),
-        note="; ".join(text for text in (loss.note, note) if text),
+        note="; ".join(text for text in notes if text),
     )
 
 

@@ -14,6 +14,7 @@ __all__ = [
     "Status",
     "by_rank",
     "free_local_rank",
+    "free_places",
     "live",
     "node_of_rank",
     "standbys",
@@ -42,13 +43,14 @@ _DEAD = frozenset({Status.FENCED, Status.GONE})
 
 
 class NodeSpec(msgspec.Struct, frozen=True):
-    """What one agent offers: ranks, standbys, its address and free ports (one for each attempt)."""
+    """What one agent offers: ranks, standbys, its address and free ports (one for each attempt); `gone`: it is lost."""
 
     name: str
     slots: int
     standbys: int
     host: str = "127.0.0.1"
     ports: tuple[int, ...] = ()
+    gone: bool = False
 
 
 class Member(msgspec.Struct, frozen=True):
@@ -100,6 +102,12 @@ def free_local_rank(members: dict[str, Member], node: str) -> int:
     """The smallest local rank that no live member on `node` has."""
     taken = {m.local_rank for m in live(members) if m.node == node}
     return next(number for number in range(len(taken) + 1) if number not in taken)
+
+
+def free_places(nodes: tuple[NodeSpec, ...], members: dict[str, Member]) -> dict[str, int]:
+    """For each node that is there: how many more processes it was given room for, as ranks and standbys."""
+    alive = [m.node for m in members.values() if m.status not in _DEAD]
+    return {n.name: max(0, n.slots + n.standbys - alive.count(n.name)) for n in nodes if not n.gone}
 
 
 def with_member(members: dict[str, Member], member: Member) -> dict[str, Member]:

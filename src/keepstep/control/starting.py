@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from keepstep.control.roster import Member, NodeSpec, Status, node_of_rank, standbys
+from keepstep.control.roster import Member, NodeSpec, Status, free_places, node_of_rank, standbys
 from keepstep.control.turn import Turn
 from keepstep.records.messages import StartMember
 
-__all__ = ["assigned_slots", "rank_environment", "start_attempt", "start_standby"]
+__all__ = ["assigned_slots", "rank_environment", "refill_standbys", "start_attempt", "start_standby"]
 
 
 def assigned_slots(nodes: tuple[NodeSpec, ...], world: int) -> bool:
@@ -48,6 +48,19 @@ def start_attempt(turn: Turn) -> None:
         alive = [m for m in standbys(turn.state.members) if m.node == node.name]
         for _ in range(node.standbys - len(alive)):
             start_standby(turn, node.name, reason="start a standby")
+
+
+def refill_standbys(turn: Turn, *, reason: str) -> None:
+    """Start standbys in place of those that took a rank: on their own nodes, or wherever there is room instead."""
+    nodes = [node for node in turn.state.nodes if not node.gone]
+    waiting = [m.node for m in standbys(turn.state.members)]
+    missing = sum(node.standbys for node in nodes) - len(waiting)
+    own = [(node.name, node.standbys - waiting.count(node.name)) for node in nodes]
+    for name, wanted in [*own, *((node.name, missing) for node in nodes)]:
+        for _ in range(wanted):
+            if missing > 0 and free_places(turn.state.nodes, turn.state.members)[name]:
+                start_standby(turn, name, reason=reason)
+                missing -= 1
 
 
 def start_standby(turn: Turn, node: str, *, reason: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from keepstep.control.job_state import Change, Decision, Directed, JobState, Milestone
+from keepstep.control.job_state import Change, Decision, Directed, JobState, Milestone, incident_of
 from keepstep.control.roster import Member, live, with_member
 from keepstep.records.events import PHASES, Finding, Incident
 from keepstep.records.messages import Address, KillMember, Order
@@ -74,7 +74,7 @@ class Turn:
             if (rank is None or rank == loss.rank) and (again or name not in loss.marks):
                 kept = {phase: at for phase, at in loss.marks.items() if phase not in later}
                 lost[index] = msgspec.structs.replace(loss, marks={**kept, name: self.now})
-                number = self.state.incidents + 1 + index
+                number = self.state.incidents + incident_of(change.lost, index)
                 self.milestones.append(Milestone(number, name, self.now, loss.rank))
         self.change(lost=tuple(lost))
 

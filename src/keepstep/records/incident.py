@@ -29,7 +29,10 @@ PHASES = (
 
 
 class Incident(Record, frozen=True, kw_only=True, tag=True):
-    """A recovery, complete. Phases are None where unknown or not reached; `rank` and `node` say who was lost."""
+    """A recovery, complete. Phases are None where unknown or not reached; `rank` and `node` say who was lost.
+
+    Where several ranks were lost as one, `ranks` says which and `domain` with what; `rank` is not set then.
+    """
 
     kind: Annotated[FindingKind, Meta(description="kind of the finding behind it")]
     number: Annotated[int, Meta(description="counts the job's incidents from 1; 0: not numbered")] = 0
@@ -53,4 +56,6 @@ class Incident(Record, frozen=True, kw_only=True, tag=True):
     steps_recomputed: Annotated[int, Meta(ge=0, description="kept steps that were done again")] = 0
     bytes_moved: Annotated[int, Meta(ge=0, description="state moved to joiners", extra={"unit": "B"})] = 0
     members_changed: Annotated[int, Meta(ge=0, description="members replaced")] = 0
+    ranks: Annotated[tuple[int, ...], Meta(description="the ranks lost together, where they are several")] = ()
+    domain: Annotated[str, Meta(description="what was lost as a whole, as KIND=LABEL")] = ""
     note: Annotated[str, Meta(description="what else a reader must know, e.g. how long a fresh process took")] = ""

@@ -11,6 +11,7 @@ import msgspec
 
 from keepstep.errors import RecordError
 from keepstep.records.address import Address
+from keepstep.records.domain_messages import NodeDomains, NodeLost
 from keepstep.records.move_messages import MoveFact, MoveOrder
 from keepstep.records.path_messages import PathsProbed, ProbePaths
 from keepstep.records.watch_messages import LinkProbed, WatchFact, WatchOrder
@@ -446,7 +447,8 @@ MemberFact = (
     | MoveFact
 )
 _AgentFact = AgentHello | Enlist | MemberStarted | MemberExited | MemberStopped | StartFailed | PathsProbed
-Fact = MemberFact | _AgentFact | WatchFact
+_NodeFact = NodeDomains | NodeLost
+Fact = MemberFact | _AgentFact | _NodeFact | WatchFact
 Order = (
     Welcome
     | Abort

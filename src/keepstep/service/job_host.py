@@ -27,6 +27,7 @@ from keepstep.service.background import background
 from keepstep.service.clock import Clock
 from keepstep.service.control_socket import serve_control
 from keepstep.service.controller import JobShell
+from keepstep.service.domain_labels import domains_of_files
 from keepstep.service.finding_desk import FindingDesk
 from keepstep.service.keeper import Keeper
 from keepstep.service.leadership import Leadership
@@ -48,7 +49,7 @@ _log = logging.getLogger(__name__)
 class JobPlan(msgspec.Struct, frozen=True):
     """One job: `script` with `arguments` on `nnodes` nodes, each with the settings' ranks and standbys.
 
-    `drills` are faults to start with, each NAME:RANK.
+    `drills` are faults to start with, each NAME:RANK; `labels` the domains of this node, each KIND=LABEL.
     """
 
     job: str
@@ -57,6 +58,7 @@ class JobPlan(msgspec.Struct, frozen=True):
     nnodes: int
     settings: Settings
     drills: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
 
     def start_drills(self) -> dict[int, str]:
         """`drills` by rank. Raises UsageError for nonsense."""
@@ -95,7 +97,7 @@ class JobHost:
         clock: Clock,
         console: Console,
     ) -> None:
-        """Opens the journal in `directory`. Raises StoreError."""
+        """Opens the journal in `directory`. Raises StoreError, and UsageError for a bad file of domains."""
         self.plan = plan
         self.failed: KeepstepError | None = None
         self.interrupts = 0
@@ -115,6 +117,8 @@ class JobHost:
             secret=secrets.token_bytes(32),
             max_restarts=plan.settings.max_restarts,
             patience_s=plan.settings.patience_s,
+            domains=domains_of_files(plan.settings.domains),
+            shortage_s=plan.settings.shortage_s if plan.settings.on_shortage == "wait" else 0.0,
         )
         holder = f"{platform.node()}:{os.getpid()}"
         self._leadership = Leadership(

@@ -14,11 +14,13 @@ import msgspec
 from keepstep import __version__
 from keepstep.control.roster import live, standbys
 from keepstep.errors import EnvironmentProblem, UsageError
+from keepstep.records.domain_messages import NodeDomains
 from keepstep.records.messages import AgentHello
 from keepstep.service.agent import Agent, AgentPlan
 from keepstep.service.background import background
 from keepstep.service.clock import Clock, SystemClock
 from keepstep.service.doctor import plane_library
+from keepstep.service.domain_labels import labels_of_flags, labels_of_this_node
 from keepstep.service.job_host import JobHost, JobPlan, job_name
 from keepstep.service.logs import close_logs, open_logs
 from keepstep.service.output import Console
@@ -35,13 +37,15 @@ _IMPORTS_KEEPSTEP = re.compile(rb"^[ \t]*(?:import|from)\b[^\n#]*\bkeepstep\b", 
 
 
 class RunRequest(msgspec.Struct, frozen=True):
-    """What a person asked for. `directory` None: a new one under the settings' run_root. `drills` as in `JobPlan`."""
+    """What a person asked for. `directory` None: a new one under the settings' run_root. `drills` as in `JobPlan`,
+    `labels` are the domains of this node, each KIND=LABEL."""
 
     script: str
     arguments: tuple[str, ...]
     directory: Path | None
     settings: Settings
     drills: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
 
 
 def checked_script(script: str) -> str:
@@ -73,8 +77,9 @@ def run_job(request: RunRequest) -> int:
     clock = SystemClock()
     job = job_name(clock)
     settings = request.settings
-    plan = JobPlan(job, request.script, request.arguments, 1, settings, request.drills)
+    plan = JobPlan(job, request.script, request.arguments, 1, settings, request.drills, request.labels)
     plan.start_drills()
+    labels_of_flags(request.labels)
     path = request.directory or Path(settings.run_root) / job
     directory = RunDirectory(path, reserve_bytes=settings.reserve_bytes)
     progress = Progress()
@@ -118,6 +123,8 @@ class _Embedded:
             await self.agent.open()
             tasks = [background(shell.tick()), background(self._show(progress))]
             ranks, warm = self.settings.nproc_per_node, self.settings.standby
+            labels = labels_of_this_node(self.host.plan.labels)
+            shell.feed(NodeDomains(self.node, labels), node=self.node)
             shell.feed(AgentHello(self.node, ranks, warm, __version__, ports=free_ports(1)), node=self.node)
             await shell.done.wait()
         finally:

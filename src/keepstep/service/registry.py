@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 
 import msgspec
 
 from keepstep import __version__
 from keepstep.control.job_state import Directed
-from keepstep.control.roster import Status
 from keepstep.errors import KeepstepError, PeerLost, TransportError, UsageError, VersionMismatch
-from keepstep.records.messages import Assignment, Enlist, Fact, MemberExited, StartFailed, StartMember, Stop
+from keepstep.records.domain_messages import NodeLost
+from keepstep.records.messages import Assignment, Enlist, Fact, StartFailed, StartMember, Stop
 from keepstep.service.controller import JobShell
 from keepstep.store.remote_peer import Envelope, RemotePeer
 
 __all__ = ["Registry"]
 
 _ENLIST_S = 10.0
-_SIGKILL = 9
-_log = logging.getLogger(__name__)
 
 
 class _Served(msgspec.Struct):
@@ -75,7 +72,7 @@ class Registry:
                 served.shell.feed(envelope.message, node=node, member=envelope.member)
         finally:
             del served.links[node]
-            _lose_node(served.shell, node)
+            _lose_node(served.shell, node, why=f"the link to its agent at {peer.where} ended")
 
     async def dismiss(self, job: str, *, code: int, why: str) -> None:
         """Tell the agents of a job that it is over and forget it."""
@@ -99,18 +96,12 @@ class Registry:
         served = self._jobs[name]
         if fact.node in served.links:
             raise UsageError(f"node {fact.node} is in job {name} already", remedy="give every agent its own --node")
-        if served.shell.state.phase != "gathering":
-            raise UsageError(f"job {name} has all its nodes", remedy="start as many agents as --nnodes says")
+        if served.shell.state.phase in ("ending", "done"):
+            raise UsageError(f"job {name} is ending", remedy="an agent can join a job while it runs")
         return served, fact.node
 
 
-def _lose_node(shell: JobShell, node: str) -> None:
-    """The link to an agent is gone: it ends its processes, so they are lost."""
-    if shell.done.is_set():
-        return
-    members = [m for m in shell.state.members.values() if m.node == node and m.status is not Status.GONE]
-    _log.warning("agent of node %s is gone with %d processes", node, len(members))
-    for member in members:
-        said_hello = member.address is not None
-        fact = MemberExited(member.name, member.rank, 128 + _SIGKILL, _SIGKILL, protected=said_hello)
-        shell.feed(fact, node=node, member=member.name)
+def _lose_node(shell: JobShell, node: str, *, why: str) -> None:
+    """The link to an agent is gone: it ends its processes, so they are lost, all at once."""
+    if not shell.done.is_set():
+        shell.feed(NodeLost(node, why), node=node)

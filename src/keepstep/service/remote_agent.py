@@ -11,9 +11,11 @@ import msgspec
 
 from keepstep import __version__
 from keepstep.errors import EnvironmentProblem, KeepstepError, MembershipError, PeerLost
+from keepstep.records.domain_messages import NodeDomains, NodeLost
 from keepstep.records.messages import AgentHello, Assignment, Enlist, Fact, Order, Stop
 from keepstep.service.agent import Agent, AgentPlan
 from keepstep.service.clock import Clock, SystemClock
+from keepstep.service.domain_labels import labels_of_flags, labels_of_this_node
 from keepstep.service.job_host import JobPlan, run_facts
 from keepstep.service.launcher import checked_script
 from keepstep.service.logs import close_logs, open_logs
@@ -34,7 +36,7 @@ _LEAVE_S = 5.0
 
 class AgentRequest(msgspec.Struct, frozen=True):
     """What a person asked for. `job` empty: the controller's only one; `directory` None: under run_root; `address`
-    empty: the one that faces the controller."""
+    empty: the one that faces the controller; `labels`: the domains of this node, each KIND=LABEL."""
 
     controller: str
     node: str
@@ -42,10 +44,12 @@ class AgentRequest(msgspec.Struct, frozen=True):
     directory: Path | None
     settings: Settings
     address: str = ""
+    labels: tuple[str, ...] = ()
 
 
 def run_agent(request: AgentRequest) -> int:
     """Serve one job to its end; the job's exit code. Raises KeepstepError where the controller refuses or is gone."""
+    labels_of_flags(request.labels)
     token_file = request.settings.token_file
     token = read_token(Path(token_file) if token_file else None)
     return asyncio.run(_serve(request, token))
@@ -64,7 +68,7 @@ def own_host(controller: str) -> str:
 
 
 async def _serve(request: AgentRequest, token: str) -> int:
-    peer = await connect_remote(request.controller, token=token)
+    peer = await connect_remote(request.controller, token=token, silence_s=request.settings.silence_s)
     try:
         await peer.send(Envelope(request.node, "", Enlist(request.node, request.job, __version__)))
         answer = (await peer.receive()).message
@@ -112,18 +116,21 @@ async def _obey(
     host = request.address or own_host(request.controller)
     plan = AgentPlan(assignment.job, request.node, assignment.script, assignment.arguments, directory, host)
     agent = Agent(plan, upward, settings=request.settings, clock=clock, console=console)
-    stopped = StopSignals()
+    stopped, over = StopSignals(), asyncio.Event()
     try:
         await agent.open()
+        upward("", NodeDomains(request.node, labels_of_this_node(request.labels)))
         hello = AgentHello(request.node, assignment.slots, assignment.standbys, __version__, host, free_ports(_PORTS))
         upward("", hello)
-        return await stopped.or_result(_follow(agent, peer))
+        return await stopped.or_result(_follow(agent, peer, over))
     finally:
+        if not over.is_set():  # one loss, said before the processes end one by one
+            upward("", NodeLost(request.node, "its agent was stopped"))
         await agent.close(grace_s=_LEAVE_S)
 
 
-async def _follow(agent: Agent, peer: RemotePeer) -> int:
-    """Carry out orders until the job is over. Raises EnvironmentProblem if the controller goes away before."""
+async def _follow(agent: Agent, peer: RemotePeer, over: asyncio.Event) -> int:
+    """Carry out orders until the job is `over`. Raises EnvironmentProblem if the controller goes away before."""
     while True:
         try:
             envelope = await peer.receive()
@@ -135,6 +142,7 @@ async def _follow(agent: Agent, peer: RemotePeer) -> int:
             ) from error
         order = envelope.message
         if isinstance(order, Stop) and not envelope.member:
+            over.set()
             return order.code
         if isinstance(order, Order):
             agent.obey(envelope.member, order)

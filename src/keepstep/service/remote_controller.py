@@ -68,7 +68,9 @@ async def _serve(
         max_restarts=settings.max_restarts,
     )
     registry.add(host.shell, assignment)
-    server = await serve_remote(listening.host, listening.port, token=token, on_peer=registry.attend)
+    server = await serve_remote(
+        listening.host, listening.port, token=token, on_peer=registry.attend, silence_s=settings.silence_s
+    )
     try:
         await host.open()
         console.say(

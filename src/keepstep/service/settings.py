@@ -45,6 +45,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     on_hang: Literal["observe", "replace"] = "replace"
     keep_findings: _Positive = 50
     evidence_bytes: _Count = 256 * 1024 * 1024
+    domains: tuple[str, ...] = ()
+    on_shortage: Literal["wait", "stop"] = "stop"
+    shortage_s: _Seconds = 300.0
+    silence_s: Annotated[float, msgspec.Meta(ge=1)] = 15.0
 
 
 def load_settings(file: Path | None, *, overrides: dict[str, Any], default: Path = DEFAULT_FILE) -> Settings:

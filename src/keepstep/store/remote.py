@@ -33,8 +33,9 @@ MAX_UNSENT_BYTES = 64 * 1024 * 1024
 
 _MAX_FRAME_BYTES = MAX_ENVELOPE_BYTES + 64
 _HANDSHAKE_S = 10.0
-_PING_S = 10.0
 _SILENCE_S = 30.0
+_PINGS = 4
+"""So many pings in the time of silence after which the other side counts as gone."""
 _WRONG_TOKEN = 4401
 _INBOX_ENVELOPES = 256
 
@@ -155,12 +156,13 @@ class RemoteServer:
 
 
 async def serve_remote(
-    host: str, port: int, *, token: str, on_peer: Callable[[RemotePeer], Awaitable[None]]
+    host: str, port: int, *, token: str, on_peer: Callable[[RemotePeer], Awaitable[None]], silence_s: float = _SILENCE_S
 ) -> RemoteServer:
     """Listen on `host`:`port` (0: any free port); `on_peer` runs as a task for each agent that proves the token.
 
     The link is closed when `on_peer` returns. PeerLost raised in it is the normal end; any other exception goes to
-    the event loop's exception handler. Raises EnvironmentProblem if the port is in use or the host is not here.
+    the event loop's exception handler. An agent that is silent for `silence_s` seconds counts
+    as gone. Raises EnvironmentProblem if the port is in use or the host is not here.
     """
     connections = Connections()
 
@@ -178,8 +180,8 @@ async def serve_remote(
             max_size=_MAX_FRAME_BYTES,
             open_timeout=_HANDSHAKE_S,
             close_timeout=1.0,
-            ping_interval=_PING_S,
-            ping_timeout=_SILENCE_S,
+            ping_interval=silence_s / _PINGS,
+            ping_timeout=silence_s - silence_s / _PINGS,
             server_header=None,
             logger=_quiet,
         )
@@ -232,7 +234,9 @@ def _address_of(link: Connection) -> str:
     return f"{address[0]}:{address[1]}" if address else "unknown address"
 
 
-async def connect_remote(address: str, *, token: str, timeout_s: float = 10.0) -> RemotePeer:
+async def connect_remote(
+    address: str, *, token: str, timeout_s: float = 10.0, silence_s: float = _SILENCE_S
+) -> RemotePeer:
     """Connect to the controller at `address` (HOST:PORT) and prove the token, each side to the other.
 
     Raises UsageError for a nonsense address, EnvironmentProblem if nobody listens there or answers within
@@ -241,7 +245,7 @@ async def connect_remote(address: str, *, token: str, timeout_s: float = 10.0) -
     host, port = _split_address(address)
     try:
         async with asyncio.timeout(timeout_s), contextlib.AsyncExitStack() as unless_proved:
-            link = await _open(f"ws://{host}:{port}")
+            link = await _open(f"ws://{host}:{port}", silence_s)
             unless_proved.push_async_callback(link.close)
             seals = await _answer(link, token, address=address)
             unless_proved.pop_all()
@@ -256,15 +260,15 @@ async def connect_remote(address: str, *, token: str, timeout_s: float = 10.0) -
     return WebsocketPeer(link, seals, where=address)
 
 
-async def _open(url: str) -> Connection:
+async def _open(url: str, silence_s: float) -> Connection:
     return await connect(
         url,
         compression=None,
         max_size=_MAX_FRAME_BYTES,
         open_timeout=None,
         close_timeout=1.0,
-        ping_interval=_PING_S,
-        ping_timeout=_SILENCE_S,
+        ping_interval=silence_s / _PINGS,
+        ping_timeout=silence_s - silence_s / _PINGS,
         proxy=None,
         user_agent_header=None,
         logger=_quiet,
