@@ -53,6 +53,7 @@ from keepstep.training.handover import Handover
 from keepstep.training.injection import Injector
 from keepstep.training.link_probe import LinkProbe
 from keepstep.training.paths import PathPlan
+from keepstep.training.pipelines import Pipelines
 from keepstep.training.recorder import Recorder
 from keepstep.training.rng import capture_rng, restore_rng
 from keepstep.training.spans import Spans
@@ -91,6 +92,7 @@ class Guard:
         self.drills = Injector(fabric, clock=recorder, report=link.say, modules=self._modules)
         self._checkup = Checkup(state.rank, say=link.say, now=recorder.monotonic_s)
         self._handover = Handover(fabric, link)
+        self._pipelines = Pipelines(fabric)
         self._renew = False
         self.spans.begin(SpanKind.SETUP)
         fabric.drills = self.drills
@@ -116,6 +118,7 @@ class Guard:
             stream.begin_step()
         self._rng = capture_rng()
         self._tracked().snapshot(full=self.full)
+        self._pipelines.begin_step()
         if not self.rehearsing:
             self._publish(self.state.version, counting=False)
 
@@ -140,6 +143,8 @@ class Guard:
         """Put everything back to the start of the step."""
         self.spans.end(SpanKind.STEP)
         self._tracked().restore()
+        if not self.rehearsing:
+            self._pipelines.redo()
         for stream in self.streams:
             stream.redo()
         restore_rng(self._rng)
@@ -211,7 +216,8 @@ class Guard:
             self.link.say(ScriptFailed(self.state.version, text[:_ERROR_CHARACTERS]))
 
     def close(self) -> None:
-        """Write what is still to be written."""
+        """Write what is still to be written, and leave torch as it was."""
+        self._pipelines.close()
         if self.writer is not None:
             self.writer.close()
 
@@ -300,6 +306,8 @@ class Guard:
         self._replicas = dict(act.order.replicas)
         self.fabric.go_local()
         self._tracked().rebuild_buckets()
+        if act.order.version == 0:
+            self._pipelines.forget()
         self.fabric.install(act.order.generation, act.order.roster, renew=self._renew)
         self._renew = False
         self._publish(self.state.version, counting=False)

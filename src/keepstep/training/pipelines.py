@@ -1,0 +1,137 @@
+"""Pipeline schedules of torch (`torch.distributed.pipelining`) in a job whose members come and go.
+
+A schedule prepares its stages in its first step, by messages from stage to stage. A joiner prepares alone instead and
+asks its neighbours for the shapes it cannot know. Whether a schedule is prepared goes back with a redone step, and to
+"no" where everybody starts at version 0, so that either all members prepare in a step or none.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from keepstep.errors import StateError
+from keepstep.training.fabric import Fabric, Mode
+from keepstep.training.stage_shapes import (
+    StageAsked,
+    StageShapes,
+    ask_shapes,
+    shapes_of,
+    tell_shapes,
+    tensors_of,
+)
+
+__all__ = ["Pipelines"]
+
+_SCHEDULES = "torch.distributed.pipelining.schedules"
+_FLAGS = (
+    "_stage_forward_initialized",
+    "_stage_backward_initialized",
+    "_stages_forward_initialized",
+    "_stages_backward_initialized",
+)
+_Prepare = Callable[..., tuple[bool, bool]]
+
+
+class Pipelines:
+    """The schedules of this process, from the first step on that one of them makes."""
+
+    def __init__(self, fabric: Fabric) -> None:
+        self._fabric = fabric
+        self._stages: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._schedules: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._kept: list[tuple[weakref.ref[Any], dict[str, bool]]] = []
+        self._original: _Prepare | None = None
+        fabric.serve("stage", lambda sock: tell_shapes(sock, self._shapes))
+
+    def begin_step(self) -> None:
+        """Remember which schedules are prepared; take care of all if the script uses any."""
+        if self._original is None:
+            if _SCHEDULES not in sys.modules:
+                return
+            self._watch()
+        self._kept = [(weakref.ref(one), _flags(one)) for one in self._schedules]
+
+    def redo(self) -> None:
+        """Back to what `begin_step` remembered; schedules that were new then are not prepared."""
+        kept = {id(one): flags for one, flags in ((ref(), flags) for ref, flags in self._kept) if one is not None}
+        for schedule in self._schedules:
+            vars(schedule).update(kept.get(id(schedule), dict.fromkeys(_flags(schedule), False)))
+
+    def forget(self) -> None:
+        """No schedule is prepared: all members prepare anew in the step that comes."""
+        for schedule in self._schedules:
+            vars(schedule).update(dict.fromkeys(_flags(schedule), False))
+
+    def close(self) -> None:
+        """Leave torch as it was."""
+        if self._original is not None:
+            sys.modules[_SCHEDULES]._PipelineSchedule._initialize_pp_stages = self._original  # type: ignore[attr-defined]
+
+    def _watch(self) -> None:
+        kind: Any = sys.modules[_SCHEDULES]._PipelineSchedule  # type: ignore[attr-defined]
+        original: _Prepare = kind._initialize_pp_stages
+        self._original = original
+
+        def prepare(schedule: Any, stages: list[Any], *rest: Any, **options: Any) -> tuple[bool, bool]:
+            self._schedules.add(schedule)
+            self._stages.update(stages)
+            if self._fabric.mode is Mode.LOCAL and all(hasattr(stage, "_user_meta") for stage in stages):
+                return self._prepare_alone(partial(original, schedule), schedule, stages, rest, options)
+            return original(schedule, stages, *rest, **options)
+
+        kind._initialize_pp_stages = prepare
+
+    def _prepare_alone(
+        self, original: _Prepare, schedule: Any, stages: list[Any], rest: Sequence[Any], options: dict[str, Any]
+    ) -> tuple[bool, bool]:
+        """As torch does it, with the vote and the messages of the stages answered here."""
+        schedule._warmup_p2p = _vote_alone
+        for stage in stages:
+            stage._send_meta = lambda *_: None
+            stage._recv_meta = partial(self._received, stage)
+        try:
+            return original(stages, *rest, **options)
+        finally:
+            for one, name in (
+                (schedule, "_warmup_p2p"),
+                *((s, n) for s in stages for n in ("_send_meta", "_recv_meta")),
+            ):
+                vars(one).pop(name, None)
+
+    def _received(self, stage: Any, source: int) -> Any:
+        """What stage number `source` would send to `stage` in the first step."""
+        from torch.distributed.pipelining._utils import _StageBackwardMeta, _StageForwardMeta
+
+        rank = stage._resolve_peer_global_rank(source)
+        shapes = ask_shapes(self._fabric, rank, StageAsked(stage.group.group_name, stage.num_stages, source))
+        if source < stage.stage_index:
+            return _StageForwardMeta(tensors_of(shapes.outputs))
+        return _StageBackwardMeta(tensors_of(shapes.input_grads))
+
+    def _shapes(self, asked: StageAsked) -> StageShapes:
+        """In the thread of a connection: what is known of one of the own stages."""
+        for stage in list(self._stages):
+            if asked == StageAsked(stage.group.group_name, stage.num_stages, stage.stage_index):
+                meta = stage._stage_meta
+                try:
+                    return StageShapes(shapes_of(meta.outputs), shapes_of(meta.input_grads))
+                except StateError:
+                    break
+        return StageShapes()
+
+
+def _flags(schedule: Any) -> dict[str, bool]:
+    return {name: vars(schedule)[name] for name in _FLAGS if name in vars(schedule)}
+
+
+def _vote_alone(stages: list[Any], has_backward: bool, p2p_done: bool) -> None:
+    """The own part of the vote: shapes are asked for if any of the own stages lacks its own."""
+    from torch.distributed.pipelining._utils import InferenceMode
+
+    dynamic = any(InferenceMode.needs_dynamic(stage._user_meta, has_backward) for stage in stages)
+    for stage in stages:
+        stage._inference_mode = InferenceMode.DYNAMIC if dynamic else InferenceMode.STATIC
