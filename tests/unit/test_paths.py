@@ -14,10 +14,16 @@ from keepstep.records.messages import Address
 from keepstep.training.directory import RosterDirectory
 from keepstep.training.doors import Doors
 from keepstep.training.fabric import Fabric, Place
-from keepstep.training.paths import LinkKey, PathPlan, Paths
+from keepstep.training.paths import PathPlan, Paths
 from keepstep.training.plane import Call, Element, Lane, Op, Reduction, Status
+from keepstep.training.spares import Arrived, LinkKey
 
 RANKS = (0, 1, 2, 3)
+
+
+def turned(fabric: Fabric) -> int:
+    """The plan that a boundary brought."""
+    return fabric.turn().plan
 
 
 def free_ports(count: int) -> tuple[int, ...]:
@@ -108,7 +114,7 @@ def test_links_change_over_to_the_planned_ports_at_a_boundary(ring: Ring) -> Non
     assert ring.reduce() == [10.0] * 4, "training goes on over the old links"
     assert ring.ends() == before
     assert ring.everywhere(Fabric.agreement) == [True] * 4
-    assert ring.everywhere(Fabric.switch_paths) == [1] * 4
+    assert ring.everywhere(turned) == [1] * 4
     after = ring.ends()
     for rank in RANKS:
         local, remote = after[rank, (rank + 1) % 4]
@@ -116,7 +122,7 @@ def test_links_change_over_to_the_planned_ports_at_a_boundary(ring: Ring) -> Non
         assert after[(rank + 1) % 4, rank] == (remote, local)
     assert ring.reduce() == [10.0] * 4
     assert ring.everywhere(Fabric.agreement) == [True] * 4
-    assert ring.everywhere(Fabric.switch_paths) == [0] * 4
+    assert ring.everywhere(turned) == [0] * 4
     assert {why for _, why in ring.told} == {""}
 
 
@@ -125,14 +131,14 @@ def test_a_second_plan_moves_only_the_links_whose_ports_changed(ring: Ring) -> N
     plans, ports = onward(1)
     ring.prepare(plans)
     ring.everywhere(Fabric.agreement)
-    ring.everywhere(Fabric.switch_paths)
+    ring.everywhere(turned)
     before = ring.ends()
     moved = free_ports(2)
     second = {rank: PathPlan(2, dict(plan.dial), dict(plan.accept)) for rank, plan in plans.items()}
     second[0].dial[1], second[1].accept[0] = moved, moved
     ring.prepare(second)
     ring.everywhere(Fabric.agreement)
-    assert ring.everywhere(Fabric.switch_paths) == [2] * 4
+    assert ring.everywhere(turned) == [2] * 4
     after = ring.ends()
     assert {pair for pair in after if after[pair] != before[pair]} == {(0, 1), (1, 0)}
     assert after[0, 1][0] in moved
@@ -146,7 +152,7 @@ def test_nobody_changes_over_while_one_member_has_not_prepared(ring: Ring) -> No
     for rank in (0, 1, 2):
         ring.fabrics[rank].prepare_paths(plans[rank], ready=lambda why: None)
     assert ring.everywhere(Fabric.agreement) == [True] * 4
-    assert ring.everywhere(Fabric.switch_paths) == [0] * 4
+    assert ring.everywhere(turned) == [0] * 4
     assert ring.ends() == before
     assert ring.reduce() == [10.0] * 4
 
@@ -166,7 +172,7 @@ def test_ports_in_use_are_passed_over(ring: Ring) -> None:
     ring.prepare(plans)
     taken.close()
     ring.everywhere(Fabric.agreement)
-    assert ring.everywhere(Fabric.switch_paths) == [1] * 4
+    assert ring.everywhere(turned) == [1] * 4
     assert ring.ends()[0, 1][0] in ports[0]
 
 
@@ -175,7 +181,7 @@ def test_a_peer_that_cannot_be_reached_over_its_path_is_told_and_nothing_changes
     listener = socket.create_server(("127.0.0.1", 0))
     here = socket.create_connection(listener.getsockname())
 
-    def refuse(asked: LinkKey, ports: tuple[int, ...]) -> socket.socket:
+    def refuse(asked: LinkKey, number: int) -> Arrived:
         raise OSError("no route")
 
     paths = Paths(refuse)
@@ -184,7 +190,7 @@ def test_a_peer_that_cannot_be_reached_over_its_path_is_told_and_nothing_changes
     told = threading.Event()
     paths.prepare(PathPlan(3, {1: (1,)}), [key], ready=lambda why: (said.append(why), told.set()))
     assert told.wait(10)
-    assert "rank 1 was not reached over its path: no route" in said[0]
+    assert "rank 1 was not reached: no route" in said[0]
     assert paths.prepared == 0
     here.close()
     listener.close()
@@ -197,7 +203,7 @@ def test_a_link_that_arrives_before_its_plan_waits_for_it(ring: Ring) -> None:
     ring.fabrics[0].prepare_paths(plans[0], ready=lambda why: None)  # dials rank 1, which knows nothing yet
     paths = ring.fabrics[1]._links.paths
     for _ in range(2000):
-        if paths._spare:
+        if paths._spares._kept:
             break
         threading.Event().wait(0.005)
     for rank in (1, 2, 3):
@@ -212,7 +218,7 @@ def test_a_change_of_members_voids_what_was_prepared(ring: Ring) -> None:
     roster = {fabric.rank: fabric.address for fabric in ring.fabrics}
     ring.everywhere(lambda fabric: fabric.install(2, roster))
     assert ring.everywhere(Fabric.agreement) == [True] * 4
-    assert ring.everywhere(Fabric.switch_paths) == [0] * 4
+    assert ring.everywhere(turned) == [0] * 4
     assert ring.reduce() == [10.0] * 4
 
 
@@ -231,7 +237,7 @@ def test_ports_come_round_again_however_often_plans_change(ring: Ring) -> None:
             ring.number = getattr(ring, "number", 0) + 1
             ring.prepare({rank: PathPlan(ring.number, one.dial, one.accept) for rank, one in plan.items()})
             ring.everywhere(Fabric.agreement)
-            assert ring.everywhere(Fabric.switch_paths) == [ring.number] * 4
+            assert ring.everywhere(turned) == [ring.number] * 4
             if plan is plans:
                 assert all(ring.ends()[rank, (rank + 1) % 4][0] in ports[rank] for rank in RANKS)
             assert ring.reduce() == [10.0] * 4

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Protocol
 
@@ -53,33 +53,71 @@ class Directory(Protocol):
         """Takes `roster` as the new truth; returns the ranks whose address changed."""
         ...
 
+    def pass_on(self, rank: int, address: Address | None) -> None:
+        """The rank has another member now, at `address` (None: somewhere). The former one is not admitted any more."""
+        ...
+
 
 class RosterDirectory:
-    """A directory that is told everything."""
+    """A directory that is told everything, but for members that moved: `ask(rank)`, which may be set later, asks for
+    the address of one, and `pass_on` gives the answer."""
 
     def __init__(self, roster: Mapping[int, Address]) -> None:
         self._roster = dict(roster)
+        self._former: dict[int, str] = {}
+        self._guests: dict[int, str] = {}
+        self._change = threading.Condition()
+        self.ask: Callable[[int], None] | None = None
 
     def resolve(self, rank: int, timeout_s: float) -> Address:
-        """The address of `rank`. Raises WorldMismatch if the roster does not have it; never waits."""
-        try:
+        """The address of `rank`; waits at most `timeout_s` for that of one that moved. Raises PeerLost, and
+        WorldMismatch if there is no such rank."""
+        with self._change:
+            moved = rank in self._former and rank not in self._roster
+        if moved and self.ask is not None:
+            self.ask(rank)
+        with self._change:
+            if moved and not self._change.wait_for(lambda: rank in self._roster, timeout_s):
+                raise PeerLost(f"nobody says where rank {rank} has moved to", where=f"rank {rank}")
+            if rank not in self._roster:
+                raise WorldMismatch(f"rank {rank} is not in the roster of {len(self._roster)} members")
             return self._roster[rank]
-        except KeyError:
-            raise WorldMismatch(f"rank {rank} is not in the roster of {len(self._roster)} members") from None
 
     def known(self) -> dict[int, Address]:
-        """The roster."""
-        return dict(self._roster)
+        """The addresses known."""
+        with self._change:
+            return dict(self._roster)
 
     def admits(self, rank: int, member: str) -> bool:
-        """Whether the roster gives `rank` to `member`."""
-        address = self._roster.get(rank)
-        return address is not None and address.member == member
+        """Whether `member` may be `rank`. Of one that moved, the first but its former one: the secret vouches."""
+        with self._change:
+            address = self._roster.get(rank)
+            if address is None:
+                new = rank in self._former and self._former[rank] != member
+                return new and self._guests.setdefault(rank, member) == member
+            return address.member == member
 
     def replace(self, roster: Mapping[int, Address]) -> frozenset[int]:
         """Installs `roster`; returns the ranks whose address is new, other or gone."""
-        old, self._roster = self._roster, dict(roster)
-        return frozenset(rank for rank in old.keys() | roster.keys() if old.get(rank) != roster.get(rank))
+        with self._change:
+            old, self._roster = self._roster, dict(roster)
+            known = {rank for rank, guest in self._guests.items() if rank in roster and roster[rank].member == guest}
+            self._former.clear()
+            self._guests.clear()
+            self._change.notify_all()
+        changed = (rank for rank in old.keys() | roster.keys() if old.get(rank) != roster.get(rank))
+        return frozenset(changed) - known
+
+    def pass_on(self, rank: int, address: Address | None) -> None:
+        """The rank has another member now, at `address` (None: not known yet)."""
+        with self._change:
+            old = self._roster.pop(rank, None)
+            if old is not None and old != address:
+                self._former[rank] = old.member
+            if address is not None:
+                self._roster[rank] = address
+                self._guests.pop(rank, None)
+                self._change.notify_all()
 
 
 class StoreDirectory:
@@ -127,3 +165,9 @@ class StoreDirectory:
         with self._lock:
             old, self._found = self._found, dict(roster)
         return frozenset(rank for rank in old.keys() | roster.keys() if old.get(rank) != roster.get(rank))
+
+    def pass_on(self, rank: int, address: Address | None) -> None:
+        """The rank has another member now; without an `address` the one in the store holds."""
+        with self._lock:
+            if address is not None:
+                self._found[rank] = address

@@ -6,7 +6,6 @@ with unspecified data until `install`. LOCAL: a joiner runs its set-up; collecti
 
 from __future__ import annotations
 
-import array
 import contextlib
 import re
 import socket
@@ -21,17 +20,21 @@ from keepstep.records.messages import Address
 from keepstep.records.ring import SpanKind
 from keepstep.training.authentication import Greeting, Verdict, greet
 from keepstep.training.ballot import Ballot
+from keepstep.training.dialing import Identity
 from keepstep.training.directory import Directory
 from keepstep.training.doors import Doors, connect_address
 from keepstep.training.injection import Injector
-from keepstep.training.links import AGREEMENT_GROUP, Channel, Identity, Links
+from keepstep.training.links import AGREEMENT_GROUP, Channel, Links
 from keepstep.training.paths import PathPlan
-from keepstep.training.plane import Call, Domain, Element, Lane, Op, Plane, Reduction, Status
+from keepstep.training.plane import Domain, Lane, Plane
+from keepstep.training.spares import Arrived
+from keepstep.training.turning import Move, MoveVote, Turned, Turning, smallest
 from keepstep.training.watch import News, Watch, watch_peers
 
 __all__ = ["Fabric", "Mode", "Place", "connect_fabric", "current_fabric"]
 
 _PATH = re.compile(r"path [0-9]{1,9}")  # a link for a plan of that number
+_MOVE = re.compile(r"move [0-9]{1,9}")  # a link for a move of that number
 _DIAL_TIMEOUT_S = 120.0
 _FAREWELL_GRACE_S = 0.2
 
@@ -90,7 +93,8 @@ class Fabric:
         self._early: set[tuple[int, int]] = set()
         self._served: dict[str, Callable[[socket.socket], None]] = {}
         self._calling: set[int] = set()
-        self._due_plan = 0
+        self._stood_down = False
+        self.turning = Turning(self._least, rank=self.rank, ranks=self.ranks)
         self._domain = Domain(protected=protected)
         weakref.finalize(self, self._domain.close).atexit = False  # when no thread of ours can use it any more
         self._domain.install(place.generation)
@@ -207,13 +211,24 @@ class Fabric:
             changed = self.directory.replace(roster) - {self.rank}
             if renew:
                 changed = frozenset(self.ranks) - {self.rank}
-            self._lost.clear()
-            self._loss.clear()
+            self.turning.drop()
+            self.turning.close_retired()
             self._links.resume(changed)
             self._watch.renew(generation, changed)
-            self._local = False
-            early = [rank for told, rank in self._early if told == generation]
-            self._early = {told for told in self._early if told[0] > generation}
+            self._stood_down = False
+            early = self._begun(generation)
+        self._go_on(early, generation)
+
+    def _begun(self, generation: int) -> list[int]:
+        """With the lock held: nobody is lost in `generation` but those that others told already."""
+        self._lost.clear()
+        self._loss.clear()
+        self._local = False
+        early = [rank for told, rank in self._early if told == generation]
+        self._early = {told for told in self._early if told[0] > generation}
+        return early
+
+    def _go_on(self, early: list[int], generation: int) -> None:
         self._doors.reconsider()
         self.start_watch()
         for rank in early:
@@ -222,17 +237,14 @@ class Fabric:
     def agreement(self) -> bool:
         """Whether every member of the world came here in this generation. False in LOCAL or POISONED mode.
 
-        It also finds the newest path plan that all members have prepared (`switch_paths` may follow) and counts the
-        votes of `ballot`.
+        It also counts the votes of `ballot` and finds out whether a change is due that all members make by themselves:
+        `turn` may follow.
         """
         paths = self._links.paths
-        least = self._least(1, paths.prepared, -paths.installed, *self.ballot.cast())
-        self.ballot.count(least[3:])
-        self._due_plan = least[1] if least and least[1] > -least[2] else 0
-        return bool(least)
+        return self.turning.agreement(self.ballot, prepared=paths.prepared, installed=paths.installed)
 
     def least(self, votes: Sequence[int]) -> tuple[int, ...]:
-        """The smallest of each vote over all members, who all call this at the same boundary; empty if one is missing."""
+        """The smallest of each vote over all members, who all call this at one boundary; empty if one is missing."""
         return self._least(*votes)
 
     def quiet(self) -> bool:
@@ -243,37 +255,75 @@ class Fabric:
         """Dials the links that `plan` moves, beside those in use; `ready("")`, or why not, from any thread."""
         self._links.prepare_paths(plan, ready=ready)
 
-    def switch_paths(self) -> int:
-        """At a step boundary behind an agreement: changes over to the prepared links if all members can; the number of
-        the plan that is in force now, 0 if nothing changed. All members call it, at the same boundary."""
-        due, self._due_plan = self._due_plan, 0
-        if not due:
-            return 0
-        ready = self._links.paths.prepared == due and self._links.quiet()
-        if self._least(int(ready)) != (1,):
-            return 0
+    def turn(self) -> Turned:
+        """At a step boundary behind an agreement: makes the change that is due if all members can. All members call it,
+        at the same boundary. Where a vote about a move has passed, `install_move` or `stand_down` must follow."""
+        vote = self.turning.vote(quiet=self._links.quiet_everywhere())
+        due = self.turning.due_plan()
+        if vote is not None or not due:
+            return Turned(move=vote)
+        if not self.turning.all_ready(self._links.paths.prepared == due and self._links.quiet()):
+            return Turned()
         self._links.switch_paths()
-        return due
+        return Turned(plan=due)
+
+    # ------------------------------------------------------------------ members that move
+
+    @property
+    def busy(self) -> bool:
+        """Whether any collective or message is under way."""
+        return not self._links.quiet_everywhere()
+
+    def peers(self) -> frozenset[int]:
+        """The global ranks that this member has a link or a watch link with."""
+        return self._links.peers() | self._watch.linked()
+
+    def prepare_move(self, move: Move, *, ready: Callable[[str], None]) -> None:
+        """Takes part in `move`: a stayer dials, beside each link to a leaver, one to its joiner. `ready("")`, or why
+        not, from any thread. A leaver is ready when `turning` is told so."""
+        self.turning.begin(move)
+        if not move.leaving:
+            self._links.prepare_move(
+                move.number, move.ranks, ready=lambda why: self._dialled(move.number, why=why, ready=ready)
+            )
+
+    def _dialled(self, number: int, *, why: str, ready: Callable[[str], None]) -> None:
+        self.turning.ready(number, yes=not why)
+        ready(why)
+
+    def cancel_move(self) -> None:
+        """What was prepared for a move is dropped."""
+        self.turning.drop()
+        self._links.moves.drop()
+
+    def install_move(self, vote: MoveVote, *, roster: Mapping[int, Address] | None = None) -> None:
+        """The move is made: its generation begins with the prepared links in place of those to the leavers, which are
+        closed after the next agreement. A joiner gives the `roster`. To be called while no collective runs."""
+        move = self.turning.move
+        known = move.ranks if move is not None and move.number == vote.number else {}
+        with self._lock:
+            self.turning.drop()
+            if roster is not None:
+                self.directory.replace(roster)
+            gone = vote.ranks if roster is None else frozenset[int]()
+            for rank in gone:
+                self.directory.pass_on(rank, known.get(rank))
+            self._left -= vote.ranks
+            retired = self._links.replace(vote.number, gone, creator=roster is None)
+            self.turning.retire([*retired, *self._watch.retire(vote.generation, gone)])
+            early = self._begun(vote.generation)
+        self._go_on(early, vote.generation)
+
+    def stand_down(self) -> None:
+        """This member's place is another's now: it says nothing of losses and no good-bye, unless a later generation is
+        installed."""
+        self._stood_down = True
 
     def _least(self, *values: int) -> tuple[int, ...]:
         """The smallest of each value over all members; empty if somebody is missing."""
         if self.mode is not Mode.LIVE:
             return ()
-        votes = array.array("i", values)
-        buffer = (votes.buffer_info()[0], votes.itemsize * len(votes))
-        channel = self.channel(AGREEMENT_GROUP, Lane.COLLECTIVE, ranks=self.ranks)
-        call = Call(
-            op=Op.ALL_REDUCE,
-            element=Element.INT32,
-            reduction=Reduction.MIN,
-            inputs=[buffer],
-            outputs=[buffer],
-            inline=True,
-        )
-        ticket = channel.submit(call)
-        status = channel.plane.wait(ticket)
-        channel.plane.release(ticket)
-        return tuple(votes) if status is Status.DONE else ()
+        return smallest(self.channel(AGREEMENT_GROUP, Lane.COLLECTIVE, ranks=self.ranks), values)
 
     # ------------------------------------------------------------------ other connections
 
@@ -331,6 +381,8 @@ class Fabric:
             return Verdict.STALE
         if greeting.kind in self._served:
             return Verdict.WELCOME
+        if _MOVE.fullmatch(greeting.kind):
+            return Verdict.WELCOME if self._local else Verdict.UNKNOWN
         if greeting.kind not in ("link", "watch") and not _PATH.fullmatch(greeting.kind):
             return Verdict.UNKNOWN
         if greeting.generation > self.generation or self._local:
@@ -352,6 +404,8 @@ class Fabric:
             self._watch.add(greeting.rank, sock)
         elif _PATH.fullmatch(greeting.kind):
             self._links.deliver_path(greeting, sock)
+        elif _MOVE.fullmatch(greeting.kind):
+            self._links.keep_for_move(greeting, Arrived(sock, memory_fd))
         elif greeting.kind in self._served:
             handler = self._served[greeting.kind]
             threading.Thread(target=handler, args=(sock,), name=f"keepstep-{greeting.kind}", daemon=True).start()
@@ -380,7 +434,7 @@ class Fabric:
         ranks = {plane.global_ranks[peer] for plane, peer in failed}
         if self.protected:
             self._all_gone(ranks, generation)
-            if self.on_loss is not None and generation == self.generation:
+            if self.on_loss is not None and generation == self.generation and not self._stood_down:
                 for rank in ranks & self.left:  # it left in good order while others still needed it
                     self.on_loss(rank)
             return
@@ -399,7 +453,7 @@ class Fabric:
                 self._early.add((generation, rank))
             if generation != self.generation:
                 return
-            if self._closed or rank in self._left or rank in self._lost or rank == self.rank:
+            if self._closed or self._stood_down or rank in self._left or rank in self._lost or rank == self.rank:
                 return
             self._lost.add(rank)
             self._loss.set()
@@ -417,7 +471,9 @@ class Fabric:
             if self._closed:
                 return
             self._closed = True
-        self._watch.tell(News.LEFT, self.rank, generation=self.generation)
+        if not self._stood_down:
+            self._watch.tell(News.LEFT, self.rank, generation=self.generation)
+        self.turning.close_retired()
         self._doors.close()
         self._links.close()
         self._watch.close()

@@ -160,7 +160,7 @@ class Guard:
             self._do(act)
         version = self.state.version
         self._checkup.kept(version, self._tracked())
-        plan = self.fabric.switch_paths()
+        plan = self.fabric.turn().plan
         if plan:
             self.link.say(PathsReady(plan, installed=True, version=version))
         if self.writer is not None and version % self.checkpoint_every == 0:

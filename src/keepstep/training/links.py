@@ -13,18 +13,18 @@ import os
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping
 
-from keepstep.errors import Fenced, GroupAborted, MembershipError, TransportError, UsageError
+from keepstep.errors import Fenced, GroupAborted, MembershipError, PeerLost, TransportError, UsageError
 from keepstep.records.messages import Address
-from keepstep.training.authentication import Greeting, Verdict, greet
+from keepstep.training.authentication import Greeting, Verdict
+from keepstep.training.dialing import Errand, Identity, dial_link
 from keepstep.training.directory import Directory
-from keepstep.training.doors import connect_address
-from keepstep.training.paths import LinkKey, PathPlan, Paths
-from keepstep.training.plane import Call, Domain, Lane, Op, Plane, shared_link_bytes
+from keepstep.training.paths import PathPlan, Paths
+from keepstep.training.plane import Call, Domain, Lane, Op, Plane
+from keepstep.training.spares import Arrived, LinkKey, Spares
 
-__all__ = ["AGREEMENT_GROUP", "Channel", "Identity", "Links"]
+__all__ = ["AGREEMENT_GROUP", "Channel", "Links"]
 
 AGREEMENT_GROUP = "keepstep.agreement"
 """The group of all members that a step is agreed in."""
@@ -34,19 +34,6 @@ _SIZED = (Op.ALL_REDUCE, Op.REDUCE, Op.BROADCAST)
 _MOST_READY = 4096
 _NO_LINGER = struct.pack("ii", 1, 0)
 _PATH_TIMEOUT_S = 5.0
-
-
-class Identity(NamedTuple):
-    """Who this member is on the wire."""
-
-    address: Address
-    rank: int
-    secret: bytes
-
-
-class _Arrived(NamedTuple):
-    sock: socket.socket
-    memory_fd: int
 
 
 class Channel:
@@ -94,13 +81,15 @@ class Links:
         self._lost = lost
         self._lock = threading.RLock()
         self._channels: dict[tuple[str, int], Channel] = {}
-        self._inbox: dict[LinkKey, _Arrived] = {}
+        self._inbox: dict[LinkKey, Arrived] = {}
         self._dialing: set[LinkKey] = set()
         self._expected: set[LinkKey] = set()
         self._interrupt_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._closings: dict[str, int] = {}
         self._closed = False
+        self._joiners: dict[int, Address] = {}
         self.paths = Paths(self._call_path)
+        self.moves = Spares(self._call_joiner)
 
     def channel(self, group: str, lane: Lane, *, ranks: tuple[int, ...]) -> Channel:
         """The channel of `lane` of the group `group` whose members are the global `ranks`; made at the first call."""
@@ -163,15 +152,15 @@ class Links:
         key = LinkKey(greeting.group, greeting.lane, greeting.rank)
         with self._lock:
             self._expected.discard(key)
-            arrived = _Arrived(sock, memory_fd)
+            arrived = Arrived(sock, memory_fd)
             channel = self._channels.get((key.group, key.lane))
             if self._closed or not self._directory.admits(key.peer, greeting.member):
-                _discard(arrived)
+                arrived.discard()
             elif channel is not None:
                 self._attach(channel, key.peer, arrived=arrived, creator=False)
             else:
                 if key in self._inbox:
-                    _discard(self._inbox[key])
+                    self._inbox[key].discard()
                 self._inbox[key] = arrived
 
     # ------------------------------------------------------------------ the dialer's side, a thread per missing link
@@ -193,46 +182,37 @@ class Links:
                 over = self._closed or self._domain.poisoned
                 if why is not None and not over and self._domain.generation != generation:
                     continue
+                if arrived is not None and (self._closed or not self._directory.admits(key.peer, member)):
+                    arrived.discard()
+                    if not over:
+                        continue  # the rank has another member since
+                    arrived = None
                 self._dialing.discard(key)
-                if arrived is not None and not self._closed and self._directory.admits(key.peer, member):
+                if arrived is not None:
                     self._attach(channel, key.peer, arrived=arrived, creator=True)
-                elif arrived is not None:
-                    _discard(arrived)
             if why is not None and not over and not isinstance(why, GroupAborted):
                 self._lost(-1 if isinstance(why, Fenced) else key.peer, generation)
             return
 
-    def _call(self, address: Address, key: LinkKey, *, generation: int) -> _Arrived | None:
-        own = self._identity
+    def _call(self, address: Address, key: LinkKey, *, generation: int) -> Arrived | None:
         ports = self.paths.source_ports(key.peer) if _planned(key.group, key.lane) else ()
-        sock = connect_address(own.address, address, timeout_s=_DIAL_TIMEOUT_S, ports=ports)
-        shared = sock.family == socket.AF_UNIX
-        memory_fd = -1
-        verdict = None
-        try:
-            if shared:
-                memory_fd = os.memfd_create("keepstep-link", os.MFD_CLOEXEC)
-                os.ftruncate(memory_fd, shared_link_bytes())
-            greeting = Greeting(
-                "link", own.address.member, own.rank, address.member, generation, key.group, key.lane, shared
-            )
-            verdict = greet(
-                sock,
-                greeting,
-                secret=own.secret,
-                timeout_s=_DIAL_TIMEOUT_S,
-                interrupt_fd=self._interrupt_fd,
-                memory_fd=memory_fd,
-            )
-        finally:
-            if verdict != Verdict.WELCOME:
-                _discard(_Arrived(sock, memory_fd))
-        return _Arrived(sock, memory_fd) if verdict == Verdict.WELCOME else None
+        errand = Errand("link", generation, ports, _DIAL_TIMEOUT_S, self._interrupt_fd)
+        return dial_link(self._identity, address, key=key, errand=errand)
 
-    def _attach(self, channel: Channel, rank: int, *, arrived: _Arrived, creator: bool) -> None:
+    def _call_path(self, key: LinkKey, number: int) -> Arrived:
+        ports = self.paths.source_ports(key.peer)
+        errand = Errand(f"path {number}", self._domain.generation, ports, _PATH_TIMEOUT_S, self._interrupt_fd)
+        address = self._directory.resolve(key.peer, _DIAL_TIMEOUT_S)
+        return _certain(dial_link(self._identity, address, key=key, errand=errand))
+
+    def _call_joiner(self, key: LinkKey, number: int) -> Arrived:
+        errand = Errand(f"move {number}", self._domain.generation, (), _DIAL_TIMEOUT_S, self._interrupt_fd)
+        return _certain(dial_link(self._identity, self._joiners[key.peer], key=key, errand=errand))
+
+    def _attach(self, channel: Channel, rank: int, *, arrived: Arrived, creator: bool) -> None:
         peer = channel.index.get(rank, -1)
         if peer < 0 or peer == channel.plane.rank:
-            _discard(arrived)
+            arrived.discard()
             return
         try:
             if peer in channel.plane.linked():
@@ -244,7 +224,7 @@ class Links:
             else:
                 channel.plane.link_tcp(peer, arrived.sock)
         except (UsageError, TransportError):  # the plane was closed meanwhile
-            _discard(arrived)
+            arrived.discard()
 
     # ------------------------------------------------------------------ planned paths
 
@@ -253,12 +233,7 @@ class Links:
         with self._lock:
             for channel in self._channels.values():
                 channel.forget_ready()
-            standing = [
-                LinkKey(group, lane, channel.plane.global_ranks[peer])
-                for (group, lane), channel in self._channels.items()
-                for peer in channel.plane.linked()
-                if _planned(group, lane)
-            ]
+            standing = [key for key in self._standing() if _planned(key.group, key.lane)]
         self.paths.prepare(plan, standing, ready=ready)
 
     def deliver_path(self, greeting: Greeting, sock: socket.socket) -> None:
@@ -274,29 +249,67 @@ class Links:
     def switch_paths(self) -> None:
         """Puts the prepared links into use. To be called on all members while all are quiet."""
         with self._lock:
-            for key, sock in self.paths.take():
+            for key, arrived in self.paths.take().items():
                 channel = self._channels.get(key[:2])
                 if channel is None or self._closed:
-                    sock.close()
+                    arrived.discard()
                 else:
                     _reset_on_close(channel.plane.link_fd(channel.index[key.peer]))
-                    self._attach(channel, key.peer, arrived=_Arrived(sock, -1), creator=True)
+                    self._attach(channel, key.peer, arrived=arrived, creator=True)
 
-    def _call_path(self, key: LinkKey, ports: tuple[int, ...]) -> socket.socket:
-        own, generation = self._identity, self._domain.generation
-        address = self._directory.resolve(key.peer, _DIAL_TIMEOUT_S)
-        sock = connect_address(own.address, address, timeout_s=_PATH_TIMEOUT_S, ports=ports)
-        kind = f"path {self.paths.planned}"
-        greeting = Greeting(kind, own.address.member, own.rank, address.member, generation, key.group, key.lane)
-        verdict = None
-        try:
-            verdict = greet(
-                sock, greeting, secret=own.secret, timeout_s=_PATH_TIMEOUT_S, interrupt_fd=self._interrupt_fd
-            )
-        finally:
-            if verdict != Verdict.WELCOME:
-                sock.close()
-        return sock
+    # ------------------------------------------------------------------ members that move
+
+    def peers(self) -> frozenset[int]:
+        """The global ranks that a link stands to."""
+        with self._lock:
+            return frozenset(key.peer for key in self._standing())
+
+    def _standing(self) -> list[LinkKey]:
+        return [
+            LinkKey(group, lane, channel.plane.global_ranks[peer])
+            for (group, lane), channel in self._channels.items()
+            for peer in channel.plane.linked()
+        ]
+
+    def prepare_move(self, number: int, joiners: Mapping[int, Address], *, ready: Callable[[str], None]) -> None:
+        """Dials, beside every link to a rank in `joiners`, one to its joiner; `ready` as in `Spares.expect`."""
+        with self._lock:
+            self._joiners = dict(joiners)
+            keys = [key for key in self._standing() if key.peer in joiners]
+        self.moves.expect(number, keys, dial=keys, ready=ready)
+
+    def keep_for_move(self, greeting: Greeting, arrived: Arrived) -> None:
+        """A joiner keeps a link that a stayer dialled; the greeting's kind carries the number of the move."""
+        key = LinkKey(greeting.group, greeting.lane, greeting.rank)
+        self.moves.arrived(key, int(greeting.kind.partition(" ")[2]), arrived=arrived)
+
+    def quiet_everywhere(self) -> bool:
+        """Whether no call of any kind runs or waits."""
+        with self._lock:
+            return not any(channel.plane.busy for channel in self._channels.values())
+
+    def replace(self, number: int, ranks: frozenset[int], *, creator: bool) -> list[int]:
+        """Puts the links of move `number` into use (`creator`: this member dialled them) and takes those to the former
+        members of `ranks` out of use. Returns the descriptors of these, which their members may still be reading."""
+        with self._lock:
+            self.paths.drop()
+            retired = [self._retire(key) for key in self._standing() if key.peer in ranks]
+            for key in [key for key in self._inbox if key.peer in ranks]:
+                retired.append(self._inbox.pop(key).leave_open())
+            for key, arrived in self.moves.take(number).items():
+                channel = self._channels.get(key[:2])
+                if self._closed:
+                    arrived.discard()
+                elif channel is not None:
+                    self._attach(channel, key.peer, arrived=arrived, creator=creator)
+                else:
+                    self._inbox[key] = arrived
+            return retired
+
+    def _retire(self, key: LinkKey) -> int:
+        channel = self._channels[key[:2]]
+        channel.forget_ready()
+        return channel.plane.retire(channel.index[key.peer])
 
     # ------------------------------------------------------------------ changes
 
@@ -311,8 +324,9 @@ class Links:
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._interrupt_fd)
             self.paths.drop()
+            self.moves.drop()
             for key in [key for key in self._inbox if key.peer in changed]:
-                _discard(self._inbox.pop(key))
+                self._inbox.pop(key).discard()
             for channel in self._channels.values():
                 channel.forget_ready()
                 gone = {channel.index[rank] for rank in changed if rank in channel.index}
@@ -336,7 +350,7 @@ class Links:
             for key in [key for key in self._channels if key[0] == name]:
                 self._channels.pop(key).plane.close()
             for waiting in [waiting for waiting in self._inbox if waiting.group == name]:
-                _discard(self._inbox.pop(waiting))
+                self._inbox.pop(waiting).discard()
 
     def _wire_name(self, group: str) -> str:
         """A group made again under an old name is another one: members may not all have closed the old one yet."""
@@ -349,8 +363,10 @@ class Links:
             self._closed = True
             self.interrupt()
             for arrived in self._inbox.values():
-                _discard(arrived)
+                arrived.discard()
             self._inbox.clear()
+            self.moves.drop()
+            self.paths.drop()
             for channel in self._channels.values():
                 channel.plane.close()
             self._channels.clear()
@@ -374,7 +390,8 @@ def _planned(group: str, lane: int) -> bool:
     return lane == Lane.COLLECTIVE and group != AGREEMENT_GROUP
 
 
-def _discard(arrived: _Arrived) -> None:
-    arrived.sock.close()
-    if arrived.memory_fd >= 0:
-        os.close(arrived.memory_fd)
+def _certain(arrived: Arrived | None) -> Arrived:
+    """A call for a change is never answered CROSSED: one side alone dials."""
+    if arrived is None:
+        raise PeerLost("a member dials a link itself that it should wait for")
+    return arrived

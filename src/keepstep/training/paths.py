@@ -9,20 +9,12 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from keepstep.errors import MembershipError, TransportError
+from keepstep.training.spares import Arrived, LinkKey, Spares
 
-__all__ = ["LinkKey", "PathPlan", "Paths", "ends"]
-
-
-class LinkKey(NamedTuple):
-    """Which link: its group, the lane and the global rank at the other end."""
-
-    group: str
-    lane: int
-    peer: int
+__all__ = ["PathPlan", "Paths", "ends"]
 
 
 class PathPlan(NamedTuple):
@@ -43,25 +35,25 @@ def ends(sock: socket.socket) -> tuple[int, int]:
 class Paths:
     """The plan in force and the links that wait for the next one. Thread-safe.
 
-    `call(key, ports)` dials one link. `prepared` and `installed` are numbers of plans.
+    `call(key, number)` dials one link. `prepared` and `installed` are numbers of plans.
     """
 
-    def __init__(self, call: Callable[[LinkKey, tuple[int, ...]], socket.socket]) -> None:
-        self.prepared = self.installed = 0
-        self._call = call
+    def __init__(self, call: Callable[[LinkKey, int], Arrived]) -> None:
+        self._spares = Spares(call)
         self._lock = threading.Lock()
         self._plan = PathPlan(0)
         self._ends: dict[LinkKey, tuple[int, int]] = {}
-        self._spare: dict[LinkKey, tuple[int, socket.socket]] = {}
-        self._missing: set[LinkKey] = set()
-        self._ready: Callable[[str], None] | None = None
         self._turns: dict[int, int] = {}
 
     @property
-    def planned(self) -> int:
-        """Number of the newest plan."""
-        with self._lock:
-            return self._plan.number
+    def prepared(self) -> int:
+        """The newest plan whose links are all there."""
+        return self._spares.prepared
+
+    @property
+    def installed(self) -> int:
+        """The plan in force."""
+        return self._spares.installed
 
     def source_ports(self, peer: int) -> tuple[int, ...]:
         """The ports to dial `peer` from, another one first each time; empty: any."""
@@ -81,50 +73,23 @@ class Paths:
             self._ends[key] = ends(sock)
 
     def prepare(self, plan: PathPlan, standing: Iterable[LinkKey], *, ready: Callable[[str], None]) -> None:
-        """Takes `plan` for new links and dials in threads what must move. `ready("")` is called once all is there,
-        `ready(why)` if that cannot be; both possibly before this returns, and from other threads."""
+        """Takes `plan` for new links and dials in threads what must move; `ready` as in `Spares.expect`."""
         with self._lock:
-            old = {key: spare for key, spare in self._spare.items() if spare[0] != plan.number}
-            for key in old:
-                del self._spare[key]
-            self._plan, self._ready = plan, ready
+            self._plan = plan
             moving = [key for key in standing if self._moves(key, plan)]
-            self._missing = set(moving)
-        for _, sock in old.values():
-            sock.close()
-        for key in moving:
-            if key.peer in plan.dial:
-                threading.Thread(target=self._dial, args=(plan, key), name="keepstep-path", daemon=True).start()
-        self._look(plan.number)
+        self._spares.expect(plan.number, moving, dial=[key for key in moving if key.peer in plan.dial], ready=ready)
 
     def arrived(self, key: LinkKey, number: int, *, sock: socket.socket) -> None:
         """A peer dialled a link for plan `number`, which may come before the plan; one of an older plan is dropped."""
-        with self._lock:
-            stale = number < self._plan.number or number <= self.installed
-            if not stale:
-                self._keep(key, number, sock=sock)
-        if stale:
-            sock.close()
-        else:
-            self._look(number)
+        self._spares.arrived(key, number, arrived=Arrived(sock))
 
-    def take(self) -> Iterator[tuple[LinkKey, socket.socket]]:
+    def take(self) -> dict[LinkKey, Arrived]:
         """The links that replace others now; the prepared plan counts as installed."""
-        with self._lock:
-            self.installed = self.prepared
-            taken = {key: sock for key, (number, sock) in self._spare.items() if number == self.installed}
-            for key in taken:
-                del self._spare[key]
-        yield from taken.items()
+        return self._spares.take(self._spares.prepared)
 
     def drop(self) -> None:
         """The membership changed: what was prepared is void; the plan still holds for new links."""
-        with self._lock:
-            spare, self._spare = self._spare, {}
-            self.prepared = self.installed
-            self._missing, self._ready = set(), None
-        for _, sock in spare.values():
-            sock.close()
+        self._spares.drop()
 
     def _moves(self, key: LinkKey, plan: PathPlan) -> bool:
         local, remote = self._ends.get(key, (0, 0))
@@ -133,40 +98,3 @@ class Paths:
         if key.peer in plan.dial:
             return local not in plan.dial[key.peer]
         return key.peer in plan.accept and remote not in plan.accept[key.peer]
-
-    def _keep(self, key: LinkKey, number: int, *, sock: socket.socket) -> None:
-        if key in self._spare:
-            self._spare[key][1].close()
-        self._spare[key] = number, sock
-
-    def _dial(self, plan: PathPlan, key: LinkKey) -> None:
-        try:
-            sock = self._call(key, self.source_ports(key.peer))
-        except (TransportError, MembershipError, OSError) as error:
-            self._say(plan.number, f"rank {key.peer} was not reached over its path: {error}")
-            return
-        with self._lock:
-            current = self._plan.number == plan.number
-            if current:
-                self._keep(key, plan.number, sock=sock)
-        if current:
-            self._look(plan.number)
-        else:
-            sock.close()
-
-    def _look(self, number: int) -> None:
-        with self._lock:
-            there = {key for key, (planned, _) in self._spare.items() if planned == number}
-            done = self._plan.number == number and self._missing <= there
-            if done:
-                self.prepared = number
-        if done:
-            self._say(number, "")
-
-    def _say(self, number: int, why: str) -> None:
-        with self._lock:
-            ready = self._ready if self._plan.number == number else None
-            if ready is not None:
-                self._ready = None
-        if ready is not None:
-            ready(why)

@@ -13,12 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache
-from importlib.machinery import EXTENSION_SUFFIXES
-from pathlib import Path
 from threading import Lock
 from typing import Any
 
 from keepstep.errors import EnvironmentProblem, TransportError, UsageError
+from keepstep.training.plane_library import NO_SPARE, BufferStruct, CallStruct, FailureStruct, library
 
 __all__ = [
     "Call",
@@ -140,112 +139,9 @@ class Call:
     inline: bool = False
 
 
-class _Buffer(ctypes.Structure):
-    """`struct ks_buffer`."""
-
-    _fields_ = [("address", ctypes.c_uint64), ("bytes", ctypes.c_uint64)]
-
-
-class _CallStruct(ctypes.Structure):
-    """`struct ks_call`."""
-
-    _fields_ = [
-        ("op", ctypes.c_uint8),
-        ("element", ctypes.c_uint8),
-        ("reduction", ctypes.c_uint8),
-        ("want_future", ctypes.c_uint8),
-        ("run_inline", ctypes.c_uint8),
-        ("spare", ctypes.c_uint8 * 3),
-        ("root", ctypes.c_int32),
-        ("peer", ctypes.c_int32),
-        ("tag", ctypes.c_int64),
-        ("n_inputs", ctypes.c_uint32),
-        ("n_outputs", ctypes.c_uint32),
-        ("inputs", ctypes.POINTER(_Buffer)),
-        ("outputs", ctypes.POINTER(_Buffer)),
-        ("timeout_s", ctypes.c_double),
-    ]
-
-
-class _FailureStruct(ctypes.Structure):
-    """`struct ks_failure`."""
-
-    _fields_ = [("peer", ctypes.c_int32), ("errno", ctypes.c_int32), ("what", ctypes.c_char * 240)]
-
-
-_NO_SPARE = (ctypes.c_uint8 * 3)()
-_P, _I, _U32, _U64, _I64, _D = (
-    ctypes.c_void_p,
-    ctypes.c_int,
-    ctypes.c_uint32,
-    ctypes.c_uint64,
-    ctypes.c_int64,
-    ctypes.c_double,
-)
-_INTS = ctypes.POINTER(ctypes.c_int)
-_SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
-    "ks_domain_new": (_P, (_I,)),
-    "ks_domain_close": (None, (_P,)),
-    "ks_domain_failure_fd": (_I, (_P,)),
-    "ks_domain_poisoned": (_I, (_P,)),
-    "ks_domain_generation": (_U32, (_P,)),
-    "ks_domain_recording": (_I, (_P,)),
-    "ks_domain_set_recording": (None, (_P, _I)),
-    "ks_domain_set_step": (None, (_P, _I64)),
-    "ks_domain_record": (_I, (_P, _P, _U64)),
-    "ks_span_begin": (_U64, (_P, _I)),
-    "ks_span_end": (None, (_P, _U64)),
-    "ks_domain_lost": (_I, (_P, ctypes.POINTER(_P), _INTS, _I)),
-    "ks_domain_poison": (None, (_P,)),
-    "ks_domain_install": (None, (_P, _U32)),
-    "ks_domain_limit": (_I, (_P, _I, _D)),
-    "ks_domain_sent": (_U64, (_P, _I)),
-    "ks_shared_bytes": (_U64, ()),
-    "ks_plane_new": (_P, (_P, _I, _I, _I, ctypes.c_char_p, _INTS)),
-    "ks_plane_close": (None, (_P,)),
-    "ks_link_tcp": (_I, (_P, _I, _I)),
-    "ks_link_shared": (_I, (_P, _I, _I, _I, _I)),
-    "ks_unlink": (None, (_P, _I)),
-    "ks_link_fd": (_I, (_P, _I)),
-    "ks_peers_needed": (_I, (_P, _I, _U64, _I, _INTS)),
-    "ks_submit": (_U64, (_P, ctypes.POINTER(_CallStruct), ctypes.POINTER(ctypes.c_char_p))),
-    "ks_wait": (_I, (_P, _U64, _D)),
-    "ks_status": (_I, (_P, _U64)),
-    "ks_failure": (_I, (_P, _U64, ctypes.POINTER(_FailureStruct))),
-    "ks_source": (_I, (_P, _U64)),
-    "ks_next_done": (_U64, (_P, _D)),
-    "ks_release": (None, (_P, _U64)),
-    "ks_busy": (_I, (_P,)),
-}
-
-
-_WITHOUT_RELEASE = ("ks_span_begin", "ks_span_end")
-"""Called with the interpreter's lock held: they take less time than giving it away."""
-
-
-@cache
-def _library() -> ctypes.CDLL:
-    """Loads the library that the build put beside this file; raises EnvironmentProblem when there is none."""
-    folder = Path(__file__).parent
-    for suffix in EXTENSION_SUFFIXES:
-        path = folder / f"_plane{suffix}"
-        if path.exists():
-            library = ctypes.CDLL(str(path))
-            holding = ctypes.PyDLL(str(path))
-            for name, (result, arguments) in _SIGNATURES.items():
-                if name in _WITHOUT_RELEASE:
-                    setattr(library, name, getattr(holding, name))
-                function = getattr(library, name)
-                function.restype, function.argtypes = result, arguments
-            return library
-    raise EnvironmentProblem(
-        "the data plane is not built", where=str(folder), remedy="install keepstep with a C compiler present"
-    )
-
-
 def shared_link_bytes() -> int:
     """Bytes of the memory file of a shared link; its creator makes it with `os.memfd_create` and `os.ftruncate`."""
-    return int(_library().ks_shared_bytes())
+    return int(library().ks_shared_bytes())
 
 
 class Domain:
@@ -256,7 +152,7 @@ class Domain:
     """
 
     def __init__(self, *, protected: bool) -> None:
-        self._c = _library()
+        self._c = library()
         self._handle = self._c.ks_domain_new(int(protected))
         self.protected = protected
         self.failure_fd: int = self._c.ks_domain_failure_fd(self._handle)
@@ -390,6 +286,14 @@ class Plane:
             self._c.ks_unlink(self._open(), peer)
             self._linked.discard(peer)
 
+    def retire(self, peer: int) -> int:
+        """Takes the link to `peer` out of use without ending it: the other side can still read and write. Returns its
+        descriptor, for the caller to close (-1: no link)."""
+        self._check_peer(peer)
+        with self._lock:
+            self._linked.discard(peer)
+            return int(self._c.ks_retire(self._open(), peer))
+
     def linked(self) -> frozenset[int]:
         """The peers that have a link, dead or alive."""
         with self._lock:
@@ -415,13 +319,13 @@ class Plane:
     def submit(self, call: Call) -> int:
         """Queues a call and returns its ticket; UsageError if the call makes no sense."""
         inputs, outputs = call.inputs, call.outputs
-        struct = _CallStruct(
+        struct = CallStruct(
             call.op,
             call.element,
             call.reduction,
             call.want_future,
             call.inline,
-            _NO_SPARE,
+            NO_SPARE,
             call.root,
             call.peer,
             call.tag,
@@ -460,7 +364,7 @@ class Plane:
 
     def failure(self, ticket: int) -> Failure:
         """Why a FAILED call failed."""
-        struct = _FailureStruct()
+        struct = FailureStruct()
         self._status(self._c.ks_failure(self._open(), ticket, ctypes.byref(struct)), ticket)
         return Failure(struct.peer, struct.errno, struct.what.decode(errors="replace"))
 
@@ -496,4 +400,4 @@ _STATUSES = (Status.PENDING, Status.PENDING, Status.DONE, Status.ABORTED, Status
 @cache
 def _buffers(count: int) -> Any:
     """The array type of `count` buffers."""
-    return _Buffer * count
+    return BufferStruct * count

@@ -93,15 +93,20 @@ class Watch:
     def renew(self, generation: int, ranks: frozenset[int]) -> None:
         """Begins `generation` in the domain and closes the links to `ranks`, as one thing: a link that broke before
         is reported with the older generation."""
+        for descriptor in self.retire(generation, ranks):
+            os.close(descriptor)
+
+    def retire(self, generation: int, ranks: frozenset[int]) -> list[int]:
+        """As `renew`, but the connections stay open: returns their descriptors, for the caller to close."""
         with self._lock:
             self._domain.install(generation)
-            for rank in ranks:
-                self._remove(rank)
+            taken = [sock for rank in ranks if (sock := self._forget(rank)) is not None]
             self._failed = frozenset()
             if not self._listening and not self._closing:
                 self._selector.register(self._domain.failure_fd, selectors.EVENT_READ)
                 self._listening = True
         self._wake()
+        return [sock.detach() for sock in taken]
 
     def linked(self) -> frozenset[int]:
         """The ranks with a standing watch link."""
@@ -186,12 +191,17 @@ class Watch:
             self._events.hung_up(rank, generation_now)
 
     def _remove(self, rank: int) -> None:
+        sock = self._forget(rank)
+        if sock is not None:
+            sock.close()
+
+    def _forget(self, rank: int) -> socket.socket | None:
         sock = self._links.pop(rank, None)
         if sock is not None:
             self._selector.unregister(sock)
             self._ranks.pop(sock, None)
             self._buffers.pop(sock, None)
-            sock.close()
+        return sock
 
     def _wake(self) -> None:
         with contextlib.suppress(OSError):

@@ -248,6 +248,17 @@ KS_PUBLIC void ks_unlink(struct plane *plane, int rank) {
     if (link) link_close(link);
 }
 
+/* Takes an idle link out of use and leaves the connection as it is; the caller closes the descriptor. -1: no link. */
+KS_PUBLIC int ks_retire(struct plane *plane, int rank) {
+    plane_enter(plane);
+    struct link *link = plane->peers[rank].link;
+    if (link) match_hangup(plane, rank);
+    plane->peers[rank].link = NULL;
+    rescan(plane);
+    plane_leave(plane);
+    return link ? link_release(link) : -1;
+}
+
 KS_PUBLIC int ks_link_fd(struct plane *plane, int rank) {
     plane_enter(plane);
     int fd = plane->peers[rank].link ? plane->peers[rank].link->fd : -1;

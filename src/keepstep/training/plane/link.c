@@ -13,6 +13,15 @@ void link_close(struct link *link) {
     free(link);
 }
 
+/* Gives everything back but the descriptor, on which nothing is said to the other side. */
+int link_release(struct link *link) {
+    int fd = link->fd;
+    if (link->map) munmap(link->map, shm_bytes());
+    free(link->stage);
+    free(link);
+    return fd;
+}
+
 ssize_t link_put(struct link *link, struct iovec *parts, int n) {
     return link->kind == KS_TCP ? tcp_put(link, parts, n) : shm_put(link, parts, n);
 }

@@ -228,6 +228,7 @@ size_t element_bytes(int element);
 struct link *tcp_open(int fd);
 struct link *shm_open_link(int fd, int memory_fd, bool creator);
 void link_close(struct link *);
+int link_release(struct link *);
 void shutdown_sending(struct link *);
 ssize_t link_put(struct link *, struct iovec *, int n);                          /* bytes taken; 0: no room; -1: link->error */
 size_t link_peek(struct link *, char **at, size_t want);                         /* contiguous bytes to read */

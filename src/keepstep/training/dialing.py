@@ -1,0 +1,71 @@
+"""Making one link: the dialer's half, with shared memory where both members are on one node."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import NamedTuple
+
+from keepstep.records.messages import Address
+from keepstep.training.authentication import Greeting, Verdict, greet
+from keepstep.training.doors import connect_address
+from keepstep.training.plane import shared_link_bytes
+from keepstep.training.spares import Arrived, LinkKey
+
+__all__ = ["Errand", "Identity", "dial_link"]
+
+
+class Identity(NamedTuple):
+    """Who this member is on the wire."""
+
+    address: Address
+    rank: int
+    secret: bytes
+
+
+class Errand(NamedTuple):
+    """What a call is for: the `kind` of its greeting, the generation it belongs to, the source ports it may leave from
+    (empty: any), how long it may take, and the descriptor that cuts it short when it becomes readable."""
+
+    kind: str
+    generation: int
+    ports: tuple[int, ...]
+    timeout_s: float
+    interrupt_fd: int
+
+
+def dial_link(own: Identity, address: Address, *, key: LinkKey, errand: Errand) -> Arrived | None:
+    """The connection for link `key` to the member at `address`; None where that member is dialling it itself.
+
+    Raises PeerLost, Fenced, GroupAborted, OSError.
+    """
+    sock = connect_address(own.address, address, timeout_s=errand.timeout_s, ports=errand.ports)
+    shared = sock.family == socket.AF_UNIX
+    memory_fd = -1
+    verdict = None
+    try:
+        if shared:
+            memory_fd = os.memfd_create("keepstep-link", os.MFD_CLOEXEC)
+            os.ftruncate(memory_fd, shared_link_bytes())
+        greeting = Greeting(
+            errand.kind,
+            own.address.member,
+            own.rank,
+            address.member,
+            errand.generation,
+            key.group,
+            key.lane,
+            shared,
+        )
+        verdict = greet(
+            sock,
+            greeting,
+            secret=own.secret,
+            timeout_s=errand.timeout_s,
+            interrupt_fd=errand.interrupt_fd,
+            memory_fd=memory_fd,
+        )
+    finally:
+        if verdict != Verdict.WELCOME:
+            Arrived(sock, memory_fd).discard()
+    return Arrived(sock, memory_fd) if verdict == Verdict.WELCOME else None
