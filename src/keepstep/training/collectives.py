@@ -17,11 +17,14 @@ from torch._C._distributed_c10d import ProcessGroup, Work
 from torch.distributed import DistBackendError, ReduceOp
 
 from keepstep.errors import GroupAborted
+from keepstep.training.copier import Copier, copier_of
 from keepstep.training.fabric import Fabric, Mode
+from keepstep.training.group_identity import GroupIdentity
 from keepstep.training.links import Channel
 from keepstep.training.local_answers import answer_locally
 from keepstep.training.plane import Call, Element, Lane, Op, Reduction, Status
-from keepstep.training.tensor_calls import Prepared, element_of, parts, reduction_of, rows
+from keepstep.training.staging import StagedPrepared, StagedWork, Stager
+from keepstep.training.tensor_calls import Prepared, check_dense, element_of, parts, reduction_of, rows
 from keepstep.training.work import Completer, DoneWork, PlaneWork
 
 __all__ = ["KeepstepGroup"]
@@ -31,6 +34,14 @@ _Tensors = Sequence[torch.Tensor]
 
 _DISAGREEMENTS = (errno.EPROTO, errno.EMSGSIZE, errno.EINVAL, errno.ETIMEDOUT)
 _NEWS_S = 0.5
+
+
+def _copier(tensor: torch.Tensor) -> Copier | None:
+    """What copies a tensor that is not on the CPU."""
+    if tensor.is_cpu:
+        return None
+    check_dense(tensor)
+    return copier_of(tensor.device)
 
 
 def _as_list(tensors: _Tensors | torch.Tensor) -> list[torch.Tensor]:
@@ -62,16 +73,11 @@ def _lost_error(where: str, lost: Collection[int]) -> DistBackendError:
     )
 
 
-class KeepstepGroup(ProcessGroup):  # type: ignore[misc]
+class KeepstepGroup(GroupIdentity, ProcessGroup):  # type: ignore[misc]
     """One process group. `ranks` are the global ranks of its members in group order.
 
     `on_shutdown` is called once when the group is shut down or aborted.
     """
-
-    # read by torch.distributed where it treats a group as a backend
-    supports_splitting = False
-    supports_coalescing = False
-    supports_time_estimate = False
 
     def __init__(
         self, fabric: Fabric, name: str, *, ranks: tuple[int, ...], timeout: timedelta, on_shutdown: Callable[[], None]
@@ -86,8 +92,11 @@ class KeepstepGroup(ProcessGroup):  # type: ignore[misc]
         self._over = False
         self._sequence = itertools.count(1)
         self._last = 0
+        self._named = False
         self._channels: dict[Lane, Channel] = {}
         self._completer = Completer(name)
+        self._stager = Stager(name)
+        self.copier_of: Callable[[torch.Tensor], Copier | None] = _copier
         self._drifting: list[PlaneWork] = []
 
     @property
@@ -100,8 +109,14 @@ class KeepstepGroup(ProcessGroup):  # type: ignore[misc]
     def _channel(self, lane: Lane) -> Channel:
         found = self._channels.get(lane)
         if found is None:
+            self._named = True
             found = self._channels[lane] = self._fabric.channel(self._name, lane, ranks=self._ranks)
         return found
+
+    def _prepared(self, result: object, tensors: _Tensors) -> Prepared:
+        """For a call with `tensors`, which all lie on one device."""
+        copier = self.copier_of(tensors[0]) if tensors else None
+        return Prepared(result) if copier is None else StagedPrepared(result, copier)
 
     def _limit(self, opts: object) -> float:
         asked = getattr(opts, "timeout", None)
@@ -113,9 +128,12 @@ class KeepstepGroup(ProcessGroup):  # type: ignore[misc]
         if self._over:
             raise DistBackendError(f"group {self._name!r} was shut down -> make a new group")
         if self._fabric.mode is Mode.LOCAL:
+            prepared.start()
             for call in calls:
+                prepared.await_inputs(call)
                 answer_locally(call, self._own)
             prepared.finish()
+            prepared.join()
             return DoneWork(prepared.result)
         drills = self._fabric.drills
         pace = drills.pace if drills is not None else None
@@ -125,16 +143,23 @@ class KeepstepGroup(ProcessGroup):  # type: ignore[misc]
         lane = Lane.P2P if calls[0].op >= Op.SEND else Lane.COLLECTIVE
         channel = self._channel(lane)
         limit_s = self._limit(opts)
-        inline = len(calls) == 1 and lane is Lane.COLLECTIVE and getattr(opts, "asyncOp", True) is False
+        staged = isinstance(prepared, StagedPrepared)
+        alone = len(calls) == 1 and lane is Lane.COLLECTIVE and not staged
+        inline = alone and getattr(opts, "asyncOp", True) is False
         self._last = number = next(self._sequence)
-        tickets = []
         for call in calls:
             call.timeout_s = limit_s
             call.inline = inline
-            tickets.append(channel.submit(call))
         completer = self._completer if lane is Lane.COLLECTIVE else None
         blame = partial(self._blame, calls[0].op, number, channel)
-        work = PlaneWork(channel.plane, tickets, prepared=prepared, blame=blame, completer=completer)
+        work: PlaneWork
+        if isinstance(prepared, StagedPrepared):
+            work = late = StagedWork(channel.plane, prepared, blame=blame, completer=completer)
+            self._stager.submit(late, prepared, calls=prepared.cut(calls), send=channel.submit)
+        else:
+            self._stager.flush()
+            tickets = [channel.submit(call) for call in calls]
+            work = PlaneWork(channel.plane, tickets, prepared=prepared, blame=blame, completer=completer)
         work.pace = pace
         if not inline:
             self._keep(work)
@@ -174,7 +199,7 @@ class KeepstepGroup(ProcessGroup):  # type: ignore[misc]
     ) -> Work:
         """Every rank gets the reduction of the tensors, in place."""
         tensors = _as_list(tensors)
-        prepared = Prepared(tensors)
+        prepared = self._prepared(tensors, tensors)
         spans = [prepared.update(tensor) for tensor in tensors]
         element, reduction = self._kind(tensors, opts)
         call = Call(op=Op.ALL_REDUCE, element=element, reduction=reduction, inputs=spans, outputs=spans)
@@ -186,7 +211,7 @@ class KeepstepGroup(ProcessGroup):  # type: ignore[misc]
 
     def reduce(self, tensors: _Tensors, opts: object = None) -> Work:
         """The root gets the reduction; the tensors of others stay as they are."""
-        prepared = Prepared(list(tensors))
+        prepared = self._prepared(list(tensors), tensors)
         root = getattr(opts, "rootRank", 0)
         at_root = root == self._own
         inputs = [prepared.update(tensor) if at_root else prepared.read(tensor) for tensor in tensors]
@@ -197,7 +222,7 @@ class KeepstepGroup(ProcessGroup):  # type: ignore[misc]
 
     def reduce_scatter(self, outputs: _Tensors, inputs: Sequence[_Tensors], opts: object = None) -> Work:
         """Every rank gets its part of the reduction of lists of tensors."""
-        prepared = Prepared(list(outputs))
+        prepared = self._prepared(list(outputs), outputs)
         element, reduction = self._kind(outputs, opts)
         calls = []
         for output, tensors in zip(outputs, inputs, strict=True):
@@ -211,7 +236,7 @@ class KeepstepGroup(ProcessGroup):  # type: ignore[misc]
 
     def reduce_scatter_single_coalesced(self, outputs: _Tensors, tensors: _Tensors, opts: object = None) -> Work:
         """As `reduce_scatter_single` for several tensors."""
-        prepared = Prepared(list(outputs))
+        prepared = self._prepared(list(outputs), outputs)
         element, reduction = self._kind(outputs, opts)
         calls = []
         for output, tensor in zip(outputs, tensors, strict=True):
@@ -232,7 +257,7 @@ class KeepstepGroup(ProcessGroup):  # type: ignore[misc]
     def broadcast(self, tensors: _Tensors | torch.Tensor, opts: object = None) -> Work:
         """All ranks get the tensors of the root."""
         tensors = _as_list(tensors)
-        prepared = Prepared(tensors)
+        prepared = self._prepared(tensors, tensors)
         root = getattr(opts, "rootRank", 0)
         call = Call(op=Op.BROADCAST, element=element_of(tensors[0], reduced=False), root=root)
         if root == self._own:
@@ -247,13 +272,13 @@ class KeepstepGroup(ProcessGroup):  # type: ignore[misc]
     def allgather(self, outputs: Sequence[_Tensors], tensors: _Tensors, opts: object = None) -> Work:
         """All ranks get the tensors of all, which may differ in size."""
         result = outputs[0] if len(outputs) == 1 else [tensor for row in outputs for tensor in row]
-        prepared = Prepared(list(result))
+        prepared = self._prepared(list(result), tensors)
         calls = [self._gathered(prepared, list(row), tensor) for row, tensor in zip(outputs, tensors, strict=True)]
         return self._submit(calls, prepared, opts)
 
     def allgather_coalesced(self, lists: Sequence[_Tensors], tensors: _Tensors, opts: object = None) -> Work:
         """All ranks get several tensors of all: `lists[rank][number]`."""
-        prepared = Prepared([tensor for row in lists for tensor in row])
+        prepared = self._prepared([tensor for row in lists for tensor in row], tensors)
         calls = [
             self._gathered(prepared, [row[number] for row in lists], tensor) for number, tensor in enumerate(tensors)
         ]
@@ -265,7 +290,7 @@ class KeepstepGroup(ProcessGroup):  # type: ignore[misc]
 
     def all_gather_single_coalesced(self, outputs: _Tensors, tensors: _Tensors, opts: object = None) -> Work:
         """As `all_gather_single` for several tensors."""
-        prepared = Prepared(list(outputs))
+        prepared = self._prepared(list(outputs), outputs)
         calls = []
         for output, tensor in zip(outputs, tensors, strict=True):
             spans = parts(prepared.write(output), self._count)
@@ -287,7 +312,7 @@ class KeepstepGroup(ProcessGroup):  # type: ignore[misc]
         opts: object = None,
     ) -> Work:
         """Rank i gets part i of every rank's tensor; parts are rows, equal or as the split sizes say."""
-        prepared = Prepared([output])
+        prepared = self._prepared([output], [tensor])
         call = Call(op=Op.ALL_TO_ALL, element=element_of(tensor, reduced=False))
         call.inputs = rows(prepared.read(tensor), tensor, splits=input_split_sizes, count=self._count)
         call.outputs = rows(prepared.write(output), output, splits=output_split_sizes, count=self._count)
@@ -295,7 +320,7 @@ class KeepstepGroup(ProcessGroup):  # type: ignore[misc]
 
     def alltoall(self, outputs: _Tensors, tensors: _Tensors, opts: object = None) -> Work:
         """Rank i gets tensor i of every rank's list."""
-        prepared = Prepared(list(outputs))
+        prepared = self._prepared(list(outputs), outputs)
         call = Call(op=Op.ALL_TO_ALL, element=element_of(tensors[0], reduced=False))
         call.inputs = [prepared.read(tensor) for tensor in tensors]
         call.outputs = [prepared.write(tensor) for tensor in outputs]
@@ -305,7 +330,7 @@ class KeepstepGroup(ProcessGroup):  # type: ignore[misc]
         """The root gets the tensors of all."""
         root = getattr(opts, "rootRank", 0)
         row = list(outputs[0]) if root == self._own else []
-        prepared = Prepared(row)
+        prepared = self._prepared(row, tensors)
         call = Call(op=Op.GATHER, element=element_of(tensors[0], reduced=False), root=root)
         call.inputs = [prepared.read(tensors[0])]
         call.outputs = [prepared.write(output) for output in row]
@@ -314,7 +339,7 @@ class KeepstepGroup(ProcessGroup):  # type: ignore[misc]
     def scatter(self, outputs: _Tensors, lists: Sequence[_Tensors], opts: object = None) -> Work:
         """Every rank gets its tensor of the root's list."""
         root = getattr(opts, "rootRank", 0)
-        prepared = Prepared(list(outputs))
+        prepared = self._prepared(list(outputs), outputs)
         call = Call(op=Op.SCATTER, element=element_of(outputs[0], reduced=False), root=root)
         call.inputs = [prepared.read(tensor) for tensor in lists[0]] if root == self._own else []
         call.outputs = [prepared.write(outputs[0])]
@@ -332,14 +357,14 @@ class KeepstepGroup(ProcessGroup):  # type: ignore[misc]
 
     def send(self, tensors: _Tensors, dst: int, tag: int = 0) -> Work:
         """Sends one tensor to the group rank `dst`."""
-        prepared = Prepared(list(tensors))
+        prepared = self._prepared(list(tensors), tensors)
         call = Call(op=Op.SEND, element=element_of(tensors[0], reduced=False), peer=dst, tag=tag)
         call.inputs = [prepared.read(tensors[0])]
         return self._submit([call], prepared)
 
     def recv(self, tensors: _Tensors, src: int, tag: int = 0) -> Work:
         """Receives one tensor of exactly this size from the group rank `src`."""
-        prepared = Prepared(list(tensors))
+        prepared = self._prepared(list(tensors), tensors)
         prepared.from_any = True
         call = Call(op=Op.RECV, element=element_of(tensors[0], reduced=False), peer=src, tag=tag)
         call.outputs = [prepared.write(tensors[0])]
@@ -357,71 +382,6 @@ class KeepstepGroup(ProcessGroup):  # type: ignore[misc]
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     alltoall_base = all_to_all_single
 
-    # ------------------------------------------------------------------ who and what this group is
-
-    def size(self) -> int:
-        """Members of the group."""
-        return self._count
-
-    def rank(self) -> int:
-        """Own rank in the group."""
-        return self._own
-
-    getSize, getRank = size, rank
-
-    def name(self) -> str:
-        """ "keepstep"."""
-        return "keepstep"
-
-    getBackendName = _get_backend_name = name
-
-    # FSDP2, DTensor and distributed checkpoint ask for the following; the base class would need C++ backends for them
-
-    @property
-    def group_name(self) -> str:
-        """The name torch gave to the group, equal on all members."""
-        return self._name
-
-    @property
-    def group_desc(self) -> str:
-        """What the group is for, in words."""
-        return self._description
-
-    @property
-    def _device_types(self) -> list[torch.device]:
-        return [torch.device("cpu")]
-
-    def getGroupName(self) -> str:
-        """As `group_name`."""
-        return self._name
-
-    def getGroupDesc(self) -> str:
-        """As `group_desc`."""
-        return self._description
-
-    def _set_group_name(self, name: str) -> None:
-        self._name = name if not self._channels else self._name
-
-    def _set_group_desc(self, description: str) -> None:
-        self._description = description
-
-    setGroupName, setGroupDesc = _set_group_name, _set_group_desc
-
-    def _get_backend(self, device: torch.device) -> KeepstepGroup:
-        return self
-
-    def _get_sequence_number_for_group(self) -> int:
-        return self._last
-
-    def _set_sequence_number_for_group(self) -> None:
-        """Nothing to agree on: every member counts from one."""
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        """The time-out of later collectives without one of their own."""
-        self._timeout_s = timeout.total_seconds()
-
-    _set_default_timeout = set_timeout
-
     # ------------------------------------------------------------------ the end
 
     def shutdown(self) -> None:
@@ -430,6 +390,7 @@ class KeepstepGroup(ProcessGroup):  # type: ignore[misc]
             return
         self._over = True
         self._fabric.close_group(self._name)
+        self._stager.close()
         self._completer.close()
         self._drifting.clear()
         self._on_shutdown()

@@ -40,7 +40,7 @@ class Options:
 def register() -> None:
     """Makes "keepstep" known to torch.distributed. Idempotent."""
     if BACKEND not in dist.Backend.backend_list:
-        dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu"])
+        dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])
 
 
 def node_identity() -> str:

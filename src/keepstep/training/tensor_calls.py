@@ -1,21 +1,22 @@
 """From tensors to calls of the data plane: addresses, element types, reductions, and what to do afterwards.
 
 The plane reads and writes dense CPU memory. A tensor that is not dense is copied before, and an output copied back
-after the call.
+after the call. What lies on a device is the business of `staging.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed import ReduceOp
 
 from keepstep.errors import UsageError
-from keepstep.training.plane import Element, Reduction
+from keepstep.training.plane import Call, Element, Reduction
 
-__all__ = ["Prepared", "element_of", "parts", "reduction_of", "rows"]
+__all__ = ["Prepared", "check_dense", "element_of", "parts", "reduction_of", "rows"]
 
 _Span = tuple[int, int]
 
@@ -66,16 +67,22 @@ def element_of(tensor: torch.Tensor, *, reduced: bool) -> Element:
     return element
 
 
-def _check(tensor: torch.Tensor) -> None:
+def check_dense(tensor: torch.Tensor) -> None:
+    """Raises UsageError for a tensor without dense data of its own."""
     if isinstance(tensor, FakeTensor):
         raise UsageError(
             "a FakeTensor has no data to communicate",
             remedy="use torch's 'fake' backend for shape propagation, or functional collectives under torch.compile",
         )
-    if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+    if tensor.layout != torch.strided:
+        raise UsageError(f"the keepstep backend takes dense tensors, not {tensor.layout}", remedy="make it dense")
+
+
+def _check_cpu(tensor: torch.Tensor) -> None:
+    """A call whose first tensor is on the CPU has all of them there."""
+    if tensor.device.type != "cpu":
         raise UsageError(
-            f"the keepstep backend takes dense CPU tensors, not {tensor.layout} on {tensor.device}",
-            remedy="move the tensor to the CPU, or use another backend for this device",
+            f"a collective of CPU tensors was given one on {tensor.device}", remedy="put all its tensors on one device"
         )
 
 
@@ -109,6 +116,26 @@ class Prepared:
         self._output(tensor, dense)
         return dense.data_ptr(), dense.numel() * dense.element_size()
 
+    def start(self) -> None:
+        """Gets the inputs ready; nothing to do on the CPU."""
+
+    def await_inputs(self, call: Call) -> None:
+        """Waits until the inputs of `call` are there; on the CPU they are."""
+
+    def arrived(self, number: int) -> None:
+        """Call `number` of this work is done; said once for each, in order."""
+
+    def join(self) -> None:
+        """Lets the caller go on behind what `finish` began; nothing to do on the CPU."""
+
+    def future(self) -> torch.futures.Future[object]:
+        """What `get_future` gives."""
+        return torch.futures.Future()
+
+    def delivering(self) -> AbstractContextManager[object]:
+        """The context in which the future is completed."""
+        return nullcontext()
+
     def finish(self) -> None:
         """Copies results into outputs that are not dense and lets the memory go."""
         if self._copies:
@@ -126,7 +153,8 @@ class Prepared:
 
     def _dense(self, tensor: torch.Tensor, *, copy: bool) -> torch.Tensor:
         if type(tensor) is not torch.Tensor or not tensor.is_cpu or tensor.layout != torch.strided:
-            _check(tensor)
+            check_dense(tensor)
+            _check_cpu(tensor)
         if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
             return tensor
         with torch.no_grad():

@@ -147,7 +147,7 @@ class PlaneWork(Work):  # type: ignore[misc]
         self._blame = blame
         self._completer = completer
         self._lock = threading.Lock()
-        self._waiting = 0
+        self._waiting = self._told = 0
         self._settled = False
         self._error: Exception | None = None
         self._future: torch.futures.Future[object] | None = None
@@ -205,7 +205,7 @@ class PlaneWork(Work):  # type: ignore[misc]
         with self._lock:
             if self._future is not None:
                 return self._future
-            self._future = torch.futures.Future()
+            self._future = self._prepared.future()
         if self._completer is None and not self._settled:
             threading.Thread(target=self._complete_alone, name="keepstep-future", daemon=True).start()
         elif self._completer is None or self._settled:
@@ -221,11 +221,12 @@ class PlaneWork(Work):  # type: ignore[misc]
                 return
             self._waiting += 1
         worst, culprit = Status.DONE, self._tickets[-1] if self._tickets else -1
-        for ticket in self._tickets:
+        for number, ticket in enumerate(self._tickets):
             status = _waited(self._plane, ticket, limit_s=limit_s)
             if status is not Status.DONE:
                 worst, culprit = status, ticket
                 break
+            self._arrived(number)
         with self._lock:
             self._waiting -= 1
             late = worst is Status.PENDING
@@ -244,10 +245,18 @@ class PlaneWork(Work):  # type: ignore[misc]
         assert self._future is not None
         if self.pace is not None:
             self.pace.resume()
-        if self._error is not None:
-            self._future.set_exception(self._error)
-        else:
-            self._future.set_result(self._prepared.result)
+        with self._prepared.delivering():
+            if self._error is not None:
+                self._future.set_exception(self._error)
+            else:
+                self._future.set_result(self._prepared.result)
+
+    def _arrived(self, number: int) -> None:
+        """Each call that is done is told once, in order, however many threads wait."""
+        with self._lock:
+            if number == self._told and not self._settled:
+                self._told += 1
+                self._prepared.arrived(number)
 
     def _complete_alone(self) -> None:
         self.settle()
