@@ -6,7 +6,18 @@ from collections.abc import Iterable
 
 import msgspec
 
-from keepstep.records.events import PHASES, DrillRecord, Event, Finding, Incident, JobEnded, JobStarted, StepProgress
+from keepstep.fleet.coverage_text import coverage_text
+from keepstep.records.events import (
+    PHASES,
+    CoverageRecord,
+    DrillRecord,
+    Event,
+    Finding,
+    Incident,
+    JobEnded,
+    JobStarted,
+    StepProgress,
+)
 from keepstep.records.finding_words import ranks_of, suspect_words
 
 __all__ = ["FindingReport", "IncidentReport", "RunReport", "report_text", "summarise"]
@@ -23,7 +34,8 @@ class IncidentReport(msgspec.Struct, frozen=True):
     """One incident; phases and `injected` are seconds from the onset, None where not reached or unknown.
 
     `onset_wall` is the wall-clock time of the onset. `steps_recomputed` counts steps done again, `members_changed`
-    the members replaced, `bytes_moved` the state that went to joiners.
+    the members replaced, `bytes_moved` the state that went to joiners. Where several `ranks` were lost as one, with
+    `domain`, `rank` is None.
     """
 
     kind: str
@@ -45,6 +57,8 @@ class IncidentReport(msgspec.Struct, frozen=True):
     bytes_moved: int
     members_changed: int
     note: str
+    ranks: tuple[int, ...] = ()
+    domain: str = ""
 
 
 class FindingReport(msgspec.Struct, frozen=True):
@@ -73,7 +87,7 @@ class RunReport(msgspec.Struct, frozen=True):
     """The whole run. `exit_code` is None where the journal has no end; `steps_kept` is then the last sample's.
 
     `kept_step_share` is steps kept / (steps kept + steps recomputed). `false_alarm_s` is time lost to incidents in
-    which nobody turned out to be lost.
+    which nobody turned out to be lost. `predicted_losses` is the last table of what each domain's loss would cost.
     """
 
     job: str
@@ -88,6 +102,7 @@ class RunReport(msgspec.Struct, frozen=True):
     false_alarm_s: float
     duration_s: float | None
     findings: tuple[FindingReport, ...] = ()
+    predicted_losses: CoverageRecord | None = None
 
 
 def summarise(events: Iterable[Event], *, running: bool = False) -> RunReport:
@@ -100,6 +115,7 @@ def summarise(events: Iterable[Event], *, running: bool = False) -> RunReport:
     incidents: list[Incident] = []
     drills: list[DrillRecord] = []
     findings: dict[int, Finding] = {}
+    coverage: CoverageRecord | None = None
     sampled = 0
     for event in events:
         match event:
@@ -113,6 +129,8 @@ def summarise(events: Iterable[Event], *, running: bool = False) -> RunReport:
                 findings[event.number or -len(findings) - 1] = event  # the last word on a number counts
             case StepProgress():
                 sampled = event.step or 0
+            case CoverageRecord():
+                coverage = event
             case DrillRecord(ended=False):
                 drills.append(event)
     reports = tuple(_incident(incident, drills) for incident in incidents)
@@ -131,6 +149,7 @@ def summarise(events: Iterable[Event], *, running: bool = False) -> RunReport:
         false_alarm_s=sum(report.first_valid_step or 0.0 for report in reports if not report.members_changed),
         duration_s=ended.wall - started.wall if started and ended else None,
         findings=tuple(_finding(finding) for finding in findings.values()),
+        predicted_losses=coverage,
     )
 
 
@@ -159,7 +178,7 @@ def _incident(incident: Incident, drills: list[DrillRecord]) -> IncidentReport:
     if injected is None and incident.onset_wall:
         for drill in drills:
             since = incident.onset_wall - drill.wall
-            if drill.rank == incident.rank and -_EARLY_S <= since <= _DRILL_WINDOW_S:
+            if drill.rank in (incident.ranks or (incident.rank,)) and -_EARLY_S <= since <= _DRILL_WINDOW_S:
                 injected = -since
                 drills.remove(drill)
                 break
@@ -173,6 +192,8 @@ def _incident(incident: Incident, drills: list[DrillRecord]) -> IncidentReport:
         bytes_moved=incident.bytes_moved,
         members_changed=incident.members_changed,
         note=incident.note,
+        ranks=incident.ranks,
+        domain=incident.domain,
         **{phase: getattr(incident, phase) for phase in PHASES},
     )
 
@@ -187,6 +208,9 @@ def report_text(report: RunReport) -> str:
     for number, incident in enumerate(report.incidents, 1):
         lines += _timeline(number, incident)
     lines += [_found(finding) for finding in report.findings]
+    table = report.predicted_losses
+    if table is not None and report.exit_code is None:
+        lines += coverage_text(table)
     return "\n".join(lines)
 
 
@@ -218,7 +242,8 @@ def _ending(report: RunReport) -> str:
 
 
 def _timeline(number: int, incident: IncidentReport) -> list[str]:
-    where = f"rank {incident.rank}" + (f" on {incident.node}" if incident.node else "")
+    whom = f"ranks {', '.join(map(str, incident.ranks))}" if incident.ranks else f"rank {incident.rank}"
+    where = whom + (f" on {incident.node}" if incident.node else "")
     phases = [(phase, getattr(incident, phase)) for phase in PHASES] + [("injected", incident.injected)]
     reached = sorted(((at, phase) for phase, at in phases if at is not None), key=lambda item: item[0])
     lines = [f"incident {number}: {incident.kind}, {where}", f"  {'phase':<18}{'ms':>10}{'+ms':>10}"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from keepstep.records.coverage_records import CoverageRecord
 from keepstep.records.finding import FINDING_KINDS, LAYERS, Finding, FindingKind, Layer, Suspect
 from keepstep.records.identity import Record
 from keepstep.records.incident import PHASES, Incident
@@ -23,6 +24,7 @@ __all__ = [
     "LAYERS",
     "PHASES",
     "SCHEMA",
+    "CoverageRecord",
     "DrillRecord",
     "Event",
     "FactRecord",
@@ -56,5 +58,6 @@ Event = (
     | TrafficChange
     | TrafficRoutes
     | TrafficOutcome
+    | CoverageRecord
 )
 """Any record of the journal; its tag (the class name) is the field `record` of a line."""

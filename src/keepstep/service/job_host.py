@@ -27,6 +27,7 @@ from keepstep.service.background import background
 from keepstep.service.clock import Clock
 from keepstep.service.control_socket import serve_control
 from keepstep.service.controller import JobShell
+from keepstep.service.coverage_desk import CoverageDesk
 from keepstep.service.domain_labels import domains_of_files
 from keepstep.service.finding_desk import FindingDesk
 from keepstep.service.keeper import Keeper
@@ -130,6 +131,8 @@ class JobHost:
         )
         self._paths: PathDesk | None = None
         self._pacing: asyncio.Task[None] | None = None
+        self._coverage = CoverageDesk(self.shell, self._keeper, clock=clock)
+        self._predicting: asyncio.Task[None] | None = None
         if plan.settings.traffic:
             file = read_traffic_file(Path(plan.settings.traffic))
             self._paths = PathDesk(self.shell, self._keeper, file=file, clock=clock, console=console)
@@ -148,11 +151,13 @@ class JobHost:
         self._directory.publish(facts)
         self._keeper.keep(_started(facts), durable=True)
         self.desk.analyst.open()
+        self._predicting = background(self._coverage.run())
         if self._paths is not None:
             self._pacing = background(self._paths.run())
 
     def _watch(self, fact: Fact, *, node: str, member: str) -> bool:
         """Everything that looks at facts before the machine does; True if one was nobody else's business."""
+        self._coverage.take(fact)
         holder = self.shell.state.members.get(member)
         if self._paths is not None and self._paths.take(fact, rank=-1 if holder is None else holder.rank):
             return True
@@ -160,8 +165,9 @@ class JobHost:
 
     async def close(self) -> None:
         """End the analysis, after a last look; to be awaited before `finish`."""
-        if self._pacing is not None:
-            self._pacing.cancel()
+        for task in (self._pacing, self._predicting):
+            if task is not None:
+                task.cancel()
         await self.desk.close()
 
     def sample(self, standing: Standing) -> None:

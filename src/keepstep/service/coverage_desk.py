@@ -1,0 +1,127 @@
+"""What the loss of each domain would cost: kept current in the journal of a running job, or planned from a file."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+
+from keepstep.control.coverage import dealt_placement, live_placement, predict
+from keepstep.control.domains import mirror_holders
+from keepstep.errors import UsageError
+from keepstep.fleet.coverage_text import coverage_text
+from keepstep.records.coverage_records import CoverageRecord
+from keepstep.records.messages import Fact, StateDigest
+from keepstep.service.clock import Clock
+from keepstep.service.controller import JobShell
+from keepstep.service.domain_labels import domains_of_files
+from keepstep.service.keeper import Keeper
+from keepstep.service.run_directory import read_run
+from keepstep.store.journal import read_journal
+
+__all__ = ["CoverageDesk", "CoveragePlan", "plan_coverage", "shown", "told_coverage"]
+
+_LOOK_S = 1.0
+
+
+class CoverageDesk:
+    """Keeps the table of one job current: `take` sees every fact, `run` writes a record when the table has changed."""
+
+    def __init__(self, shell: JobShell, keeper: Keeper, *, clock: Clock) -> None:
+        """Writes through `keeper`."""
+        self._shell = shell
+        self._keeper = keeper
+        self._clock = clock
+        self._replicas: dict[int, str] = {}
+        self._written: CoverageRecord | None = None
+
+    def take(self, fact: Fact) -> None:
+        """Note what members say of their state in passing."""
+        if isinstance(fact, StateDigest):
+            self._replicas[fact.rank] = fact.replica
+
+    async def run(self) -> None:
+        """Look every second until cancelled."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            self.look()
+
+    def look(self) -> None:
+        """Write the table if the job stands still enough to have one, and it is not the last one."""
+        state = self._shell.state
+        if state.phase != "running" or state.change is not None:
+            return
+        placement = live_placement(state, replicas=self._replicas, mirrors={}, newest_checkpoint=None)
+        table = predict(placement)
+        if table == self._written:
+            return
+        self._written = table
+        identity = {"job": state.spec.job, "generation": state.generation, "step": state.version}
+        self._keeper.keep(msgspec.structs.replace(table, wall=self._clock.wall(), **identity))
+
+
+class CoveragePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """A job that does not run yet: `replicas` copies of each state (0: all ranks hold the same), mirrors or not.
+
+    `checkpoint_every` steps (0: never) bounds what is done again. `spare` nodes hold standbys only.
+    """
+
+    world: int
+    per_node: int
+    standby: int = 0
+    replicas: int = 0
+    mirrors: bool = False
+    checkpoint_every: int = 0
+    spare: int = 0
+    restarts: int = 3
+    waits: bool = False
+
+
+def plan_coverage(files: tuple[str, ...], plan: CoveragePlan) -> CoverageRecord:
+    """The table of a job on the nodes that `files` label, in the order of their names. Raises UsageError."""
+    domains = domains_of_files(files)
+    nodes = tuple(sorted(domains.labels))
+    if plan.world % plan.per_node:
+        raise UsageError(f"{plan.world} ranks, {plan.per_node} on each node", remedy="give a multiple")
+    used = plan.world // plan.per_node
+    if used + plan.spare > len(nodes):
+        what = f"{used + plan.spare} nodes are needed, the files label {len(nodes)}"
+        raise UsageError(what, where=", ".join(files), remedy="label every node, or give a smaller --world")
+    replicas = plan.replicas or plan.world
+    if plan.world % replicas:
+        raise UsageError(f"{replicas} replicas of {plan.world} ranks", remedy="give a divisor of --world")
+    placement = dealt_placement(nodes, plan.world, per_node=plan.per_node, standby=plan.standby, domains=domains)
+    shards = plan.world // replicas
+    spare = dict.fromkeys(nodes[used:used + plan.spare], plan.per_node + plan.standby)
+    return predict(
+        msgspec.structs.replace(
+            placement,
+            standbys={**placement.standbys, **spare},
+            replicas={rank: f"shard {rank % shards}" for rank in range(plan.world)},
+            mirrors=mirror_holders(placement.ranks_by_node(), domains) if plan.mirrors else {},
+            own_mirrored=plan.mirrors,
+            behind=plan.checkpoint_every or None,
+            restarts_left=plan.restarts,
+            waits=plan.waits,
+        )
+    )
+
+
+def told_coverage(directory: Path) -> CoverageRecord:
+    """The newest table in the journal of the run in `directory`. Raises UsageError where there is none."""
+    read_run(directory)
+    events, _ = read_journal(directory)
+    tables = [event for event in events if isinstance(event, CoverageRecord)]
+    if not tables:
+        remedy = "a job that runs writes it within seconds of its first step; an agent's directory has none"
+        raise UsageError("no table of predicted losses in this run", where=str(directory), remedy=remedy)
+    return tables[-1]
+
+
+def shown(record: CoverageRecord, *, json: bool) -> str:
+    """As text, or as JSON that says that it is a prediction."""
+    if not json:
+        return "\n".join(coverage_text(record))
+    fields = {"predicted": True, **{name: getattr(record, name) for name in ("domains", "everywhere", "notes")}}
+    return msgspec.json.format(msgspec.json.encode(fields), indent=2).decode()
