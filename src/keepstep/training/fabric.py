@@ -258,7 +258,7 @@ class Fabric:
     def turn(self) -> Turned:
         """At a step boundary behind an agreement: makes the change that is due if all members can. All members call it,
         at the same boundary. Where a vote about a move has passed, `install_move` or `stand_down` must follow."""
-        vote = self.turning.vote(quiet=self._links.quiet_everywhere())
+        vote = self.turning.vote(quiet=self._links.stands_still)
         due = self.turning.due_plan()
         if vote is not None or not due:
             return Turned(move=vote)
@@ -272,7 +272,7 @@ class Fabric:
     @property
     def busy(self) -> bool:
         """Whether any collective or message is under way."""
-        return not self._links.quiet_everywhere()
+        return self._links.busy()
 
     def peers(self) -> frozenset[int]:
         """The global ranks that this member has a link or a watch link with."""

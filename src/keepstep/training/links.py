@@ -34,6 +34,8 @@ _SIZED = (Op.ALL_REDUCE, Op.REDUCE, Op.BROADCAST)
 _MOST_READY = 4096
 _NO_LINGER = struct.pack("ii", 1, 0)
 _PATH_TIMEOUT_S = 5.0
+_LOOKS = 40
+_LOOK_EVERY_S = 0.0025
 
 
 class Channel:
@@ -86,6 +88,7 @@ class Links:
         self._expected: set[LinkKey] = set()
         self._interrupt_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._closings: dict[str, int] = {}
+        self._pause = threading.Event()
         self._closed = False
         self._joiners: dict[int, Address] = {}
         self.paths = Paths(self._call_path)
@@ -283,10 +286,18 @@ class Links:
         key = LinkKey(greeting.group, greeting.lane, greeting.rank)
         self.moves.arrived(key, int(greeting.kind.partition(" ")[2]), arrived=arrived)
 
-    def quiet_everywhere(self) -> bool:
-        """Whether no call of any kind runs or waits."""
+    def busy(self) -> bool:
+        """Whether a call of any kind runs or waits."""
         with self._lock:
-            return not any(channel.plane.busy for channel in self._channels.values())
+            return any(channel.plane.busy for channel in self._channels.values())
+
+    def stands_still(self) -> bool:
+        """Whether no call runs or waits. An engine that has ended its last one is given a moment to let go."""
+        for _ in range(_LOOKS):
+            if not self.busy():
+                return True
+            self._pause.wait(_LOOK_EVERY_S)
+        return False
 
     def replace(self, number: int, ranks: frozenset[int], *, creator: bool) -> list[int]:
         """Puts the links of move `number` into use (`creator`: this member dialled them) and takes those to the former

@@ -119,13 +119,15 @@ class Turning:
         """Votes about a plan."""
         return self._least(int(ready)) == (_READY,)
 
-    def vote(self, *, quiet: bool) -> MoveVote | None:
-        """Votes about the move that is due; None where none is, or where a loss came in between."""
+    def vote(self, *, quiet: Callable[[], bool]) -> MoveVote | None:
+        """Votes about the move that is due; None where none is, or where a loss came in between. `quiet()` tells whether
+        this member stands still; it is asked only where a move is due."""
         number, self._due_move = self._due_move, 0
         if not number:
             return None
+        still = quiet()
         with self._lock:
-            ready, generation = self._vote_of(number, quiet=quiet)
+            ready, generation = self._vote_of(number, quiet=still)
         votes = [_NO_VOTE] * len(self._ranks)
         votes[self._ranks.index(self._rank)] = ready
         least = self._least(-generation, *votes)
