@@ -240,10 +240,13 @@ def rates(took: dict[str, list[float]], nbytes: int) -> tuple[float, float]:
     return len(took) * bits / statistics.median(steps), sum(bits / statistics.median(t) for t in took.values())
 
 
-def compare(fabric: Fabric, members: Members, *, groups: int, uplink_mbit: int, trials: int) -> Iterator[Result]:
-    """Random ports against planned ones, trial by trial."""
+def compare(
+    fabric: Fabric, members: Members, *, groups: int, uplink_mbit: int, trials: int, megabytes: int
+) -> Iterator[Result]:
+    """Random ports against planned ones, trial by trial. Reductions of `megabytes` where links are not shared: long
+    against what a reduction costs once (threads that start, windows that open, the wait for the last)."""
     name = f"{groups} groups, {HOST_MBIT // uplink_mbit}:1"
-    nbytes = (2_000_000 if groups == 4 else 1_000_000) * uplink_mbit // HOST_MBIT
+    nbytes = megabytes * 1_000_000 * uplink_mbit // HOST_MBIT
     rng = random.Random(groups * 1000 + uplink_mbit)
     members.reduce(groups, 4096, 2)
     site = Site(fabric, members, groups, nbytes)
@@ -373,8 +376,10 @@ def main() -> int:
         with built(uplink_mbit) as fabric:
             members = Members(fabric)
             for groups in (4,) if chosen.quick else (4, 8):
-                trials = 3 if chosen.quick else 10
-                results += compare(fabric, members, groups=groups, uplink_mbit=uplink_mbit, trials=trials)
+                trials, size = (3, 2) if chosen.quick else (8, 8)
+                results += compare(
+                    fabric, members, groups=groups, uplink_mbit=uplink_mbit, trials=trials, megabytes=size
+                )
             if uplink_mbit == HOST_MBIT:
                 results += lose_spine(fabric, members)
     if chosen.steps:
