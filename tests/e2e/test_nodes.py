@@ -30,6 +30,7 @@ class Cluster:
         return ("agent", "--controller", self.address, "--node", node, "--run", node, "--token-file", "token")
 
     def start_agents(self) -> None:
+        (self.directory / "keepstep.toml").write_text("controller_patience_s = 0.5\n")
         self.agents = [started(*self.agent_words(node), cwd=self.directory) for node in ("a", "b")]
 
     def finish(self) -> list[int]:

@@ -11,7 +11,7 @@ from keepstep.cli.options import SettingsFile, settings_from
 from keepstep.errors import UsageError
 from keepstep.records.drills import DRILLS, DrillRequest
 
-__all__ = ["add_to", "agent", "controller", "drill", "run"]
+__all__ = ["add_to", "agent", "controller", "drill", "resume", "run"]
 
 _PASS_ON = {"allow_interspersed_args": False}
 
@@ -76,6 +76,7 @@ def add_to(app: typer.Typer) -> None:
     app.command(context_settings=_PASS_ON)(run)
     app.command(context_settings=_PASS_ON)(controller)
     app.command()(agent)
+    app.command()(resume)
     app.command()(drill)
 
 
@@ -170,6 +171,15 @@ def agent(
 
     chosen = settings_from(settings, token_file=token_file, log_level=log_level)
     return run_agent(AgentRequest(controller, node or platform.node(), job, run, chosen, address, tuple(domain or ())))
+
+
+def resume(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Run directory of the controller.")],
+) -> int:
+    """Take over a job whose controller is gone: its members train on, and its agents come back to the new one."""
+    from keepstep.service.remote_controller import take_over
+
+    return take_over(directory)
 
 
 def drill(

@@ -23,12 +23,13 @@ from keepstep.control.answers import (
 from keepstep.control.capacity import run_short
 from keepstep.control.change import reconcile
 from keepstep.control.exclusion import deal_ranks
-from keepstep.control.job_state import Decision, Event, JobSpec, JobState, StopRequest, Tick
+from keepstep.control.job_state import Decision, Event, JobSpec, JobState, StopRequest, TakeOver, Tick
 from keepstep.control.losses import on_exited, on_hung, on_peer_lost, on_slow, on_start_failed, on_stopped, on_tick
 from keepstep.control.node_losses import late_node, on_domains, on_node_lost
 from keepstep.control.outcome import end_job
 from keepstep.control.roster import NodeSpec, Status
 from keepstep.control.starting import assigned_slots, start_attempt
+from keepstep.control.taking_over import on_take_over
 from keepstep.control.turn import Turn
 from keepstep.records.domain_messages import NodeDomains, NodeLost
 from keepstep.records.messages import (
@@ -81,7 +82,7 @@ def _matters_at_the_end(state: JobState, event: Event) -> bool:
     if isinstance(event.fact, (Hello, MemberStopped)):
         name = event.fact.member
         return state.phase == "restarting" and name in state.members and state.members[name].rank < 0
-    return isinstance(event.fact, (MemberExited, NodeLost, StartFailed, StopRequest, Tick))
+    return isinstance(event.fact, (MemberExited, NodeLost, StartFailed, StopRequest, TakeOver, Tick))
 
 
 def _note_progress(turn: Turn, before: JobState) -> None:
@@ -157,6 +158,7 @@ _HANDLERS: dict[type, Callable[[Turn, Event], None]] = {
     NodeDomains: on_domains,
     NodeLost: on_node_lost,
     StopRequest: _on_stop,
+    TakeOver: on_take_over,
     Hello: on_hello,
     Parked: on_parked,
     Settled: on_settled,

@@ -20,6 +20,7 @@ __all__ = [
     "Loss",
     "Milestone",
     "StopRequest",
+    "TakeOver",
     "Tick",
     "incident_of",
 ]
@@ -47,6 +48,12 @@ class Tick(msgspec.Struct, frozen=True):
     """Time has passed."""
 
 
+class TakeOver(msgspec.Struct, frozen=True):
+    """Another controller goes on with the job, in leader `epoch`."""
+
+    epoch: int
+
+
 class StopRequest(msgspec.Struct, frozen=True):
     """A person or the scheduler ends the job with `code`."""
 
@@ -59,16 +66,20 @@ class Event(msgspec.Struct, frozen=True):
 
     source_node: str
     source_member: str
-    fact: Fact | Tick | StopRequest
+    fact: Fact | Tick | StopRequest | TakeOver
 
 
 class Directed(msgspec.Struct, frozen=True):
-    """An order and where it goes: to `member`, or to the agent of `node` itself where `member` is empty."""
+    """An order and where it goes: to `member`, or to the agent of `node` itself where `member` is empty.
+
+    `number` counts the orders to a node from 1 on, as soon as they are on their way (0: not counted).
+    """
 
     node: str
     member: str
     order: Order
     reason: str
+    number: int = 0
 
 
 class Milestone(msgspec.Struct, frozen=True):

@@ -11,9 +11,12 @@ from keepstep.records.lifecycle import (
     FactRecord,
     JobEnded,
     JobStarted,
+    LeaderRecord,
     MemberRecord,
     OrderRecord,
     StepProgress,
+    StopAsked,
+    TimePassed,
     without_secret,
 )
 from keepstep.records.plan import TrafficChange, TrafficOutcome, TrafficRoutes
@@ -34,11 +37,14 @@ __all__ = [
     "JobEnded",
     "JobStarted",
     "Layer",
+    "LeaderRecord",
     "MemberRecord",
     "OrderRecord",
     "Record",
     "StepProgress",
+    "StopAsked",
     "Suspect",
+    "TimePassed",
     "TrafficChange",
     "TrafficOutcome",
     "TrafficRoutes",
@@ -55,6 +61,9 @@ Event = (
     | Finding
     | Incident
     | DrillRecord
+    | TimePassed
+    | LeaderRecord
+    | StopAsked
     | TrafficChange
     | TrafficRoutes
     | TrafficOutcome

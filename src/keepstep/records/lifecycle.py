@@ -15,9 +15,12 @@ __all__ = [
     "FactRecord",
     "JobEnded",
     "JobStarted",
+    "LeaderRecord",
     "MemberRecord",
     "OrderRecord",
     "StepProgress",
+    "StopAsked",
+    "TimePassed",
     "without_secret",
 ]
 
@@ -60,6 +63,24 @@ class FactRecord(Record, frozen=True, kw_only=True, tag=True):
     """A fact as it reached the controller, whole: replaying facts rebuilds the controller's state."""
 
     fact: Annotated[Fact, Meta(description="the message")]
+    number: Annotated[int, Meta(ge=0, description="the agent's number for it; 0: it gives none")] = 0
+
+
+class TimePassed(Record, frozen=True, kw_only=True, tag=True):
+    """The controller did something because time had passed (a patience that ended); without effect it is not kept."""
+
+
+class StopAsked(Record, frozen=True, kw_only=True, tag=True):
+    """A person or the scheduler ends the job with `code`."""
+
+    code: Annotated[int, Meta(description="what the launcher is to return")]
+    why: Annotated[str, Meta(description="reason in words")] = ""
+
+
+class LeaderRecord(Record, frozen=True, kw_only=True, tag=True):
+    """A controller leads the job in `epoch` from here on: the first one, or one that took over."""
+
+    epoch: Annotated[int, Meta(ge=0, description="the new leader's epoch")]
 
 
 class OrderRecord(Record, frozen=True, kw_only=True, tag=True):
@@ -69,6 +90,7 @@ class OrderRecord(Record, frozen=True, kw_only=True, tag=True):
     epoch: Annotated[int, Meta(ge=0, description="the leader's epoch")] = 0
     target: Annotated[str, Meta(description="member or node it went to")] = ""
     reason: Annotated[str, Meta(description="why it was given")] = ""
+    number: Annotated[int, Meta(ge=0, description="which of all orders to its node, from 1; 0: not counted")] = 0
 
 
 class StepProgress(Record, frozen=True, kw_only=True, tag=True):

@@ -12,6 +12,7 @@ import msgspec
 from keepstep.errors import RecordError
 from keepstep.records.address import Address
 from keepstep.records.domain_messages import NodeDomains, NodeLost
+from keepstep.records.enlist_messages import Assignment, Enlist
 from keepstep.records.move_messages import MoveFact, MoveOrder
 from keepstep.records.path_messages import PathsProbed, ProbePaths
 from keepstep.records.watch_messages import LinkProbed, WatchFact, WatchOrder
@@ -210,14 +211,6 @@ class AgentHello(_Said, frozen=True, tag=True):
     ports: tuple[int, ...] = ()
 
 
-class Enlist(_Said, frozen=True, tag=True):
-    """First word of an agent on another node: it offers itself to `job` ("": the only one). Answer: `Assignment`."""
-
-    node: str
-    job: str
-    keepstep_version: str
-
-
 class Drilled(_Said, frozen=True, tag=True):
     """A fault was injected into `rank`, which was in `step` (-1: in none), at wall-clock time `at`; or `ended` there.
 
@@ -378,17 +371,6 @@ class StartMember(_Ordered, frozen=True, tag=True):
     attempt: int
     environment: dict[str, str]
     drill: str = ""
-
-
-class Assignment(_Ordered, frozen=True, tag=True):
-    """To an agent: what to run for `job`: `slots` ranks and `standbys` standbys of `script` with `arguments`."""
-
-    job: str
-    script: str
-    arguments: tuple[str, ...]
-    slots: int
-    standbys: int
-    max_restarts: int
 
 
 class KillMember(_Ordered, frozen=True, tag=True):

@@ -12,16 +12,18 @@ import msgspec
 
 from keepstep.control.drilling import drill_words, plan_drill
 from keepstep.control.job import decide, new_job
-from keepstep.control.job_state import Decision, Directed, JobSpec, StopRequest, Tick
+from keepstep.control.job_state import Decision, Directed, JobSpec, JobState, StopRequest, TakeOver, Tick
 from keepstep.control.job_state import Event as Input
 from keepstep.control.roster import by_rank
 from keepstep.errors import UsageError
 from keepstep.records.drills import DrillRequest
-from keepstep.records.events import DrillRecord, Event, FactRecord, OrderRecord
+from keepstep.records.events import DrillRecord, Event, FactRecord, LeaderRecord, OrderRecord, StopAsked, TimePassed
 from keepstep.records.messages import Drill, Drilled, Fact, StartMember
 from keepstep.service.clock import Clock
 from keepstep.service.keeper import Keeper
 from keepstep.service.leadership import Leadership
+from keepstep.service.outbox import Outboxes
+from keepstep.service.replaying import Replayed
 
 __all__ = ["TICK_S", "JobShell", "Watcher"]
 
@@ -45,10 +47,21 @@ class JobShell:
     """
 
     def __init__(
-        self, spec: JobSpec, send: Callable[[Directed], None], *, keeper: Keeper, clock: Clock, leadership: Leadership
+        self,
+        spec: JobSpec,
+        send: Callable[[Directed], None],
+        *,
+        keeper: Keeper,
+        clock: Clock,
+        leadership: Leadership,
+        replayed: Replayed | None = None,
     ) -> None:
-        """`send` delivers an order to an agent (and through it to a member) without waiting."""
-        self.state = new_job(spec, leadership.epoch)
+        """`send` delivers an order to an agent (and through it to a member) without waiting.
+
+        `replayed` is the job as an earlier controller left it."""
+        self.state = replayed.state if replayed is not None else new_job(spec, leadership.epoch)
+        self.heard: dict[str, int] = dict(replayed.heard) if replayed is not None else {}
+        self.sent = replayed.sent if replayed is not None else Outboxes()
         self._leadership = leadership
         self.done = asyncio.Event()
         self.steps: Callable[[], Mapping[int, int]] = dict
@@ -57,24 +70,39 @@ class JobShell:
         self._send = send
         self._keeper = keeper
         self._clock = clock
-        self._waiting: deque[Input] = deque()
+        self._waiting: deque[tuple[Input, int]] = deque()
         self._busy = False
         self._asked: list[Drill] = []
 
-    def feed(self, fact: Fact | Tick | StopRequest, *, node: str = "", member: str = "") -> None:
-        """Take one fact. Facts that orders lead to at once (an embedded agent answers directly) wait their turn."""
+    def lead(self) -> None:
+        """Begin to lead: a new job, or one that an earlier controller left."""
+        epoch = self._leadership.epoch
+        if self.state.epoch != epoch:
+            self.feed(TakeOver(epoch))
+            return
+        self._keeper.keep(LeaderRecord(job=self.state.spec.job, wall=self._clock.wall(), epoch=epoch), durable=True)
+
+    def feed(
+        self, fact: Fact | Tick | StopRequest | TakeOver, *, node: str = "", member: str = "", number: int = 0
+    ) -> None:
+        """Take one fact. Facts that orders lead to at once (an embedded agent answers directly) wait their turn; a
+        numbered one that was heard before is dropped."""
+        if number:
+            if number <= self.heard.get(node, 0):
+                return
+            self.heard[node] = number
         if isinstance(fact, Drilled):
             self._note_drill(node, fact)
             return
         if self.watcher is not None and isinstance(fact, Fact) and self.watcher(fact, node=node, member=member):
             return
-        self._waiting.append(Input(node, member, fact))
+        self._waiting.append((Input(node, member, fact), number))
         if self._busy:
             return
         self._busy = True
         try:
             while self._waiting:
-                self._turn(self._waiting.popleft())
+                self._turn(*self._waiting.popleft())
         finally:
             self._busy = False
 
@@ -91,6 +119,7 @@ class JobShell:
 
     def order(self, directed: Directed) -> None:
         """Give an order that the machine did not decide on (a drill, a question): journal, then on its way."""
+        directed = self.sent.numbered(directed)
         self._keeper.keep(self._order_record(directed, self._clock.wall()), durable=True)
         self._send(directed)
 
@@ -118,37 +147,32 @@ class JobShell:
             self.feed(Tick())
             await asyncio.sleep(TICK_S)
 
-    def _turn(self, event: Input) -> None:
+    def _turn(self, event: Input, number: int) -> None:
         now = self._clock.wall()
-        if not isinstance(event.fact, Tick | StopRequest):
-            self._keeper.keep(
-                FactRecord(
-                    job=self.state.spec.job,
-                    node=event.source_node,
-                    member=event.source_member,
-                    wall=now,
-                    fact=event.fact,
-                )
-            )
-        before = self.state.phase
-        decision = decide(self.state, event, now=now)
+        before = self.state
+        if not isinstance(event.fact, Tick):
+            self._keeper.keep(_event_record(event, job=before.spec.job, now=now, number=number))
+        decision = decide(before, event, now=now)
+        if isinstance(event.fact, Tick) and _acted(before, decision):
+            self._keeper.keep(TimePassed(job=before.spec.job, wall=now))
         self.state = decision.state
         self._leadership.note(decision.state)
-        self._record(decision, now)
-        for directed in decision.orders:
+        orders = [self.sent.numbered(directed) for directed in decision.orders]
+        self._record(decision, orders, now=now)
+        for directed in orders:
             self._deliver(directed)
         if decision.reason:
-            quiet = before in ("gathering", "restarting")
+            quiet = before.phase in ("gathering", "restarting")
             _log.log(logging.DEBUG if quiet else logging.INFO, "%s", decision.reason)
         if self.state.phase == "done":
             self.done.set()
 
-    def _record(self, decision: Decision, now: float) -> None:
+    def _record(self, decision: Decision, orders: list[Directed], *, now: float) -> None:
         """Journal what was decided; on the disk before any order of it goes out."""
-        orders = [self._order_record(directed, now) for directed in decision.orders]
-        events: list[Event] = [*decision.findings, *decision.incidents, *orders]
-        for number, event in enumerate(events, 1):
-            self._keeper.keep(event, durable=number == len(events))
+        given = [self._order_record(directed, now) for directed in orders]
+        events: list[Event] = [*decision.findings, *decision.incidents, *given]
+        for count, event in enumerate(events, 1):
+            self._keeper.keep(event, durable=count == len(events))
 
     def _order_record(self, directed: Directed, now: float) -> OrderRecord:
         return OrderRecord(
@@ -156,11 +180,13 @@ class JobShell:
             attempt=self.state.attempt,
             generation=self.state.generation,
             node=directed.node,
+            member=directed.member or None,
             wall=now,
             order=directed.order,
             epoch=directed.order.epoch,
             target=directed.member or directed.node,
             reason=directed.reason,
+            number=directed.number,
         )
 
     def _note_drill(self, node: str, fact: Drilled) -> None:
@@ -199,3 +225,20 @@ class JobShell:
             order = msgspec.structs.replace(order, drill=self.start_drills.pop(order.rank))
             directed = msgspec.structs.replace(directed, order=order)
         self._send(directed)
+
+
+def _event_record(event: Input, *, job: str, now: float, number: int) -> FactRecord | StopAsked | LeaderRecord:
+    """What the journal keeps of an event, so that the state can be rebuilt from it."""
+    fact = event.fact
+    if isinstance(fact, StopRequest):
+        return StopAsked(job=job, wall=now, code=fact.code, why=fact.why)
+    if isinstance(fact, TakeOver):
+        return LeaderRecord(job=job, wall=now, epoch=fact.epoch)
+    assert not isinstance(fact, Tick)
+    return FactRecord(job=job, node=event.source_node, member=event.source_member, wall=now, fact=fact, number=number)
+
+
+def _acted(before: JobState, decision: Decision) -> bool:
+    """Whether an event changed more than the clock."""
+    after = msgspec.structs.replace(decision.state, clock=before.clock)
+    return bool(decision.orders or decision.findings or decision.incidents) or after != before

@@ -35,13 +35,14 @@ from keepstep.service.leadership import Leadership
 from keepstep.service.output import Console
 from keepstep.service.path_desk import PathDesk, read_traffic_file
 from keepstep.service.progress import Standing
+from keepstep.service.replaying import replay
 from keepstep.service.run_directory import REPORT_FILE, STATE_FOLDER, RunDirectory, RunFacts
 from keepstep.service.settings import Settings
 from keepstep.service.stop_signals import STOPPED_BY
 from keepstep.store.journal import Journal
 from keepstep.store.state_file import FileStateStore
 
-__all__ = ["JobHost", "JobPlan", "job_name", "run_facts", "torch_version"]
+__all__ = ["JobHost", "JobPlan", "LeftJob", "job_name", "run_facts", "torch_version"]
 
 _SAMPLE_S = 1.0
 _log = logging.getLogger(__name__)
@@ -74,6 +75,17 @@ class JobPlan(msgspec.Struct, frozen=True):
         return self.nnodes * self.settings.nproc_per_node
 
 
+class LeftJob(msgspec.Struct, frozen=True):
+    """What a controller that takes over must know besides the journal: the job as asked for, its data-plane secret in
+    `spec`, where agents look for their controller, and the token file they prove themselves with."""
+
+    plan: JobPlan
+    spec: JobSpec
+    host: str
+    port: int
+    token_file: str
+
+
 def job_name(clock: Clock) -> str:
     """A new job's name: the second it began, and something unique."""
     return f"{int(clock.wall())}-{secrets.token_hex(3)}"
@@ -97,8 +109,11 @@ class JobHost:
         directory: RunDirectory,
         clock: Clock,
         console: Console,
+        left: LeftJob | None = None,
     ) -> None:
-        """Opens the journal in `directory`. Raises StoreError, and UsageError for a bad file of domains."""
+        """Opens the journal in `directory`. `left` is what an earlier controller left of the job.
+
+        Raises StoreError, and UsageError for a bad file of domains or a job that cannot be taken over."""
         self.plan = plan
         self.failed: KeepstepError | None = None
         self.interrupts = 0
@@ -110,22 +125,15 @@ class JobHost:
         self._journal = Journal.open(directory.path)
         self._keeper = Keeper(self._journal)
         self._control: asyncio.Server | None = None
-        spec = JobSpec(
-            job=plan.job,
-            world=plan.world,
-            nnodes=plan.nnodes,
-            keepstep_version=__version__,
-            secret=secrets.token_bytes(32),
-            max_restarts=plan.settings.max_restarts,
-            patience_s=plan.settings.patience_s,
-            domains=domains_of_files(plan.settings.domains),
-            shortage_s=plan.settings.shortage_s if plan.settings.on_shortage == "wait" else 0.0,
-        )
+        self.spec = spec = left.spec if left is not None else _new_spec(plan)
         holder = f"{platform.node()}:{os.getpid()}"
         self._leadership = Leadership(
             FileStateStore(directory.path / STATE_FOLDER), plan.job, holder=holder, clock=clock
         )
-        self.shell = JobShell(spec, send, keeper=self._keeper, clock=clock, leadership=self._leadership)
+        replayed = None if left is None else replay(self._keeper.recall(), spec)
+        self.shell = JobShell(
+            spec, send, keeper=self._keeper, clock=clock, leadership=self._leadership, replayed=replayed
+        )
         self.desk = FindingDesk(
             self.shell, self._keeper, plan=plan, directory=directory.path, clock=clock, console=console
         )
@@ -149,7 +157,9 @@ class JobHost:
         self._control = await serve_control(name, drill=self.shell.drill, probe=self.desk.probes.probe)
         facts = run_facts(self.plan, created=self._clock.wall(), control=name)
         self._directory.publish(facts)
-        self._keeper.keep(_started(facts), durable=True)
+        if not self._keeper.events:
+            self._keeper.keep(_started(facts), durable=True)
+        self.shell.lead()
         self.desk.analyst.open()
         self._predicting = background(self._coverage.run())
         if self._paths is not None:
@@ -254,6 +264,20 @@ class JobHost:
         with contextlib.suppress(KeepstepError):
             self._journal.close()
         return self._keeper.problem
+
+
+def _new_spec(plan: JobPlan) -> JobSpec:
+    return JobSpec(
+        job=plan.job,
+        world=plan.world,
+        nnodes=plan.nnodes,
+        keepstep_version=__version__,
+        secret=secrets.token_bytes(32),
+        max_restarts=plan.settings.max_restarts,
+        patience_s=plan.settings.patience_s,
+        domains=domains_of_files(plan.settings.domains),
+        shortage_s=plan.settings.shortage_s if plan.settings.on_shortage == "wait" else 0.0,
+    )
 
 
 def run_facts(plan: JobPlan, *, created: float, control: str) -> RunFacts:

@@ -26,6 +26,12 @@ class Keeper:
         self._journal = journal
         self._lost = 0
 
+    def recall(self) -> list[Event]:
+        """All records of the journal so far; those a report needs are known from now on. Raises RecordError."""
+        whole = list(self._journal.replay())
+        self.events = [event for event in whole if isinstance(event, _FOR_THE_REPORT)]
+        return whole
+
     def keep(self, event: Event, *, durable: bool = False) -> None:
         """Append one record, on the disk when it returns if `durable`."""
         if isinstance(event, _FOR_THE_REPORT):

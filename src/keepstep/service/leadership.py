@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import platform
 
 import msgspec
 
@@ -33,6 +35,8 @@ class Leadership:
         self._clock = clock
         self._renewed = clock.monotonic()
         lease = store.lead(holder, clock.wall(), ttl_s=_TTL_S)
+        if lease.holder != holder and _is_dead(lease.holder):  # its lease ends here and now
+            lease = store.lead(holder, max(clock.wall(), lease.expires), ttl_s=_TTL_S)
         if lease.holder != holder:
             raise EnvironmentProblem(
                 f"another controller leads job {job}",
@@ -72,3 +76,17 @@ class Leadership:
     def close(self) -> None:
         """Let go of the store."""
         self._store.close()
+
+
+def _is_dead(holder: str) -> bool:
+    """Whether `holder` (NODE:PID) is a process of this node that is gone; of other nodes nobody knows."""
+    node, _, pid = holder.rpartition(":")
+    if node != platform.node() or not pid.isdigit():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Iterable
 
 import msgspec
 
@@ -11,7 +12,7 @@ from keepstep import __version__
 from keepstep.control.job_state import Directed
 from keepstep.errors import KeepstepError, PeerLost, TransportError, UsageError, VersionMismatch
 from keepstep.records.domain_messages import NodeLost
-from keepstep.records.messages import Assignment, Enlist, Fact, StartFailed, StartMember, Stop
+from keepstep.records.messages import Assignment, Enlist, Fact, Message, StartFailed, StartMember, Stop
 from keepstep.service.controller import JobShell
 from keepstep.store.remote_peer import Envelope, RemotePeer
 
@@ -21,11 +22,13 @@ _ENLIST_S = 10.0
 
 
 class _Served(msgspec.Struct):
-    """A job, what its agents are told to run, and the link to each by node."""
+    """A job, what its agents are told to run, the link to each by node, and the nodes whose agents are to come back
+    to this controller."""
 
     shell: JobShell
     assignment: Assignment
     links: dict[str, RemotePeer]
+    awaited: set[str]
 
 
 class Registry:
@@ -35,18 +38,21 @@ class Registry:
         """No job yet."""
         self._jobs: dict[str, _Served] = {}
 
-    def add(self, shell: JobShell, assignment: Assignment) -> None:
-        """Serve one more job. Raises UsageError if its name is taken."""
+    def add(self, shell: JobShell, assignment: Assignment, *, awaited: Iterable[str] = ()) -> None:
+        """Serve one more job; the agents of the nodes `awaited` served an earlier controller. Raises UsageError if its
+        name is taken."""
         if assignment.job in self._jobs:
             raise UsageError(f"job {assignment.job} is served already", remedy="give it another name")
-        self._jobs[assignment.job] = _Served(shell, assignment, {})
+        self._jobs[assignment.job] = _Served(shell, assignment, {}, set(awaited))
 
     def send(self, job: str, directed: Directed) -> None:
         """Deliver an order; where the agent is gone, a start fails and everything else is void."""
         served = self._jobs[job]
         order = directed.order
+        if directed.node in served.awaited:
+            return  # it asks for what it missed when it comes back
         try:
-            served.links[directed.node].post(Envelope(directed.node, directed.member, order))
+            served.links[directed.node].post(_envelope(directed))
         except (KeyError, PeerLost, TransportError):
             if isinstance(order, StartMember):
                 served.shell.feed(StartFailed(order.member, order.rank, "its agent is gone"), node=directed.node)
@@ -64,15 +70,31 @@ class Registry:
             return
         served.links[node] = peer
         try:
-            await peer.send(Envelope(node, "", served.assignment))
+            self._welcome(served, envelope.message, peer=peer)
             while True:
                 envelope = await peer.receive()
                 if not isinstance(envelope.message, Fact):
                     raise PeerLost("an agent gave an order", where=peer.where)
-                served.shell.feed(envelope.message, node=node, member=envelope.member)
+                served.shell.feed(envelope.message, node=node, member=envelope.member, number=envelope.number)
         finally:
             del served.links[node]
             _lose_node(served.shell, node, why=f"the link to its agent at {peer.where} ended")
+
+    def _welcome(self, served: _Served, enlist: Message, *, peer: RemotePeer) -> None:
+        """Tell an agent what to run; one that comes back gets what it missed, and hears which of its facts are here."""
+        assert isinstance(enlist, Enlist)
+        missed = served.shell.sent.after(enlist.node, enlist.orders) if enlist.orders >= 0 else []
+        served.awaited.discard(enlist.node)
+        known = served.shell.heard.get(enlist.node, 0)
+        peer.post(Envelope(enlist.node, "", msgspec.structs.replace(served.assignment, facts=known)))
+        for directed in missed:
+            peer.post(_envelope(directed))
+
+    def give_up(self, job: str) -> None:
+        """Agents that have not come back by now are gone, with their members."""
+        served = self._jobs.get(job)
+        while served is not None and served.awaited:
+            _lose_node(served.shell, served.awaited.pop(), why="its agent did not come back to the new controller")
 
     async def dismiss(self, job: str, *, code: int, why: str) -> None:
         """Tell the agents of a job that it is over and forget it."""
@@ -94,11 +116,21 @@ class Registry:
             known = ", ".join(self._jobs) or "none"
             raise UsageError(f"no job {fact.job!r} here", remedy=f"give --job, one of: {known}")
         served = self._jobs[name]
+        if fact.orders >= 0 and fact.node not in served.awaited:
+            raise UsageError(f"node {fact.node} was given up", remedy="start a new agent there")
+        if fact.orders < 0 and fact.node in served.awaited:
+            raise UsageError(f"node {fact.node} is in job {name} already", remedy="give every agent its own --node")
+        if fact.orders >= 0:
+            return served, fact.node
         if fact.node in served.links:
             raise UsageError(f"node {fact.node} is in job {name} already", remedy="give every agent its own --node")
         if served.shell.state.phase in ("ending", "done"):
             raise UsageError(f"job {name} is ending", remedy="an agent can join a job while it runs")
         return served, fact.node
+
+
+def _envelope(directed: Directed) -> Envelope:
+    return Envelope(directed.node, directed.member, directed.order, directed.number)
 
 
 def _lose_node(shell: JobShell, node: str, *, why: str) -> None:

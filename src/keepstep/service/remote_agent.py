@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 from pathlib import Path
 
-import msgspec
-
 from keepstep import __version__
-from keepstep.errors import EnvironmentProblem, KeepstepError, MembershipError, PeerLost
+from keepstep.errors import EnvironmentProblem
 from keepstep.records.domain_messages import NodeDomains, NodeLost
-from keepstep.records.messages import AgentHello, Assignment, Enlist, Fact, Order, Stop
+from keepstep.records.messages import AgentHello, Assignment, Order, Stop
 from keepstep.service.agent import Agent, AgentPlan
+from keepstep.service.agent_line import AgentRequest, Line, enlist
 from keepstep.service.clock import Clock, SystemClock
 from keepstep.service.domain_labels import labels_of_flags, labels_of_this_node
 from keepstep.service.job_host import JobPlan, run_facts
@@ -22,29 +20,14 @@ from keepstep.service.logs import close_logs, open_logs
 from keepstep.service.output import Console
 from keepstep.service.ports import free_ports
 from keepstep.service.run_directory import RunDirectory
-from keepstep.service.settings import Settings
 from keepstep.service.stop_signals import StopSignals
 from keepstep.service.token import read_token
 from keepstep.store.remote import connect_remote
-from keepstep.store.remote_peer import Envelope, RemotePeer
 
 __all__ = ["AgentRequest", "own_host", "run_agent"]
 
 _PORTS = 16
 _LEAVE_S = 5.0
-
-
-class AgentRequest(msgspec.Struct, frozen=True):
-    """What a person asked for. `job` empty: the controller's only one; `directory` None: under run_root; `address`
-    empty: the one that faces the controller; `labels`: the domains of this node, each KIND=LABEL."""
-
-    controller: str
-    node: str
-    job: str
-    directory: Path | None
-    settings: Settings
-    address: str = ""
-    labels: tuple[str, ...] = ()
 
 
 def run_agent(request: AgentRequest) -> int:
@@ -70,24 +53,13 @@ def own_host(controller: str) -> str:
 async def _serve(request: AgentRequest, token: str) -> int:
     peer = await connect_remote(request.controller, token=token, silence_s=request.settings.silence_s)
     try:
-        await peer.send(Envelope(request.node, "", Enlist(request.node, request.job, __version__)))
-        answer = (await peer.receive()).message
-        if isinstance(answer, Stop):
-            raise _refusal(answer)
-        if not isinstance(answer, Assignment):
-            raise MembershipError("the controller did not assign a job", where=request.controller)
-        return await _work(request, answer, peer=peer)
+        answer = await enlist(peer, request, orders=-1)
+        return await _work(request, answer, line=Line(request, peer=peer, token=token))
     finally:
         await peer.close()
 
 
-def _refusal(answer: Stop) -> KeepstepError:
-    error = MembershipError(f"the controller refused this node: {answer.why}")
-    error.exit_code = answer.code or error.exit_code
-    return error
-
-
-async def _work(request: AgentRequest, assignment: Assignment, *, peer: RemotePeer) -> int:
+async def _work(request: AgentRequest, assignment: Assignment, *, line: Line) -> int:
     checked_script(assignment.script)
     settings = request.settings
     path = request.directory or Path(settings.run_root) / f"{assignment.job}-{request.node}"
@@ -99,47 +71,37 @@ async def _work(request: AgentRequest, assignment: Assignment, *, peer: RemotePe
         clock = SystemClock()
         directory.publish(run_facts(plan, created=clock.wall(), control=""))
         console.say(f"keepstep: node {request.node} of job {assignment.job}, run directory {path}", error=True)
-        return await _obey(request, assignment, peer=peer, directory=path, clock=clock, console=console)
+        line.console = console
+        return await _obey(request, assignment, line=line, directory=path, clock=clock)
     finally:
         close_logs()
         console.close()
         directory.close()
 
 
-async def _obey(
-    request: AgentRequest, assignment: Assignment, *, peer: RemotePeer, directory: Path, clock: Clock, console: Console
-) -> int:
-    def upward(member: str, fact: Fact) -> None:
-        with contextlib.suppress(PeerLost):  # noticed by the reader below, which ends everything
-            peer.post(Envelope(request.node, member, fact))
-
+async def _obey(request: AgentRequest, assignment: Assignment, *, line: Line, directory: Path, clock: Clock) -> int:
     host = request.address or own_host(request.controller)
     plan = AgentPlan(assignment.job, request.node, assignment.script, assignment.arguments, directory, host)
-    agent = Agent(plan, upward, settings=request.settings, clock=clock, console=console)
+    assert line.console is not None
+    agent = Agent(plan, line.say, settings=request.settings, clock=clock, console=line.console)
     stopped, over = StopSignals(), asyncio.Event()
     try:
         await agent.open()
-        upward("", NodeDomains(request.node, labels_of_this_node(request.labels)))
+        line.say("", NodeDomains(request.node, labels_of_this_node(request.labels)))
         hello = AgentHello(request.node, assignment.slots, assignment.standbys, __version__, host, free_ports(_PORTS))
-        upward("", hello)
-        return await stopped.or_result(_follow(agent, peer, over))
+        line.say("", hello)
+        return await stopped.or_result(_follow(agent, line, over))
     finally:
         if not over.is_set():  # one loss, said before the processes end one by one
-            upward("", NodeLost(request.node, "its agent was stopped"))
+            line.say("", NodeLost(request.node, "its agent was stopped"))
         await agent.close(grace_s=_LEAVE_S)
+        await line.close()
 
 
-async def _follow(agent: Agent, peer: RemotePeer, over: asyncio.Event) -> int:
-    """Carry out orders until the job is `over`. Raises EnvironmentProblem if the controller goes away before."""
+async def _follow(agent: Agent, line: Line, over: asyncio.Event) -> int:
+    """Carry out orders until the job is `over`. Raises EnvironmentProblem if the controller goes away for too long."""
     while True:
-        try:
-            envelope = await peer.receive()
-        except PeerLost as error:
-            raise EnvironmentProblem(
-                "the controller is gone; all processes of this node are ended",
-                where=peer.where,
-                remedy="start the job again; it goes on from its newest checkpoint",
-            ) from error
+        envelope = await line.next_order()
         order = envelope.message
         if isinstance(order, Stop) and not envelope.member:
             over.set()

@@ -10,8 +10,9 @@ import msgspec
 from keepstep.records.messages import Assignment
 from keepstep.service.background import background
 from keepstep.service.clock import Clock, SystemClock
-from keepstep.service.job_host import JobHost, JobPlan, job_name
+from keepstep.service.job_host import JobHost, JobPlan, LeftJob, job_name
 from keepstep.service.launcher import RunRequest, checked_script
+from keepstep.service.left_job import keep_left, read_left
 from keepstep.service.logs import close_logs, open_logs
 from keepstep.service.output import Console
 from keepstep.service.registry import Registry
@@ -19,7 +20,7 @@ from keepstep.service.run_directory import TOKEN_FILE, RunDirectory
 from keepstep.service.token import make_token
 from keepstep.store.remote import serve_remote
 
-__all__ = ["Listening", "run_controller"]
+__all__ = ["Listening", "run_controller", "take_over"]
 
 
 class Listening(msgspec.Struct, frozen=True):
@@ -41,49 +42,109 @@ def run_controller(request: RunRequest, listening: Listening) -> int:
     plan.start_drills()
     path = request.directory or Path(settings.run_root) / job
     directory = RunDirectory(path, reserve_bytes=settings.reserve_bytes)
+    return _lead(plan, listening, directory=directory, clock=clock)
+
+
+def take_over(path: Path) -> int:
+    """Go on with the job in `path`, whose controller is gone, to its end; its exit code.
+
+    Raises UsageError where there is no such job, it is over, or its controller lives.
+    """
+    left = read_left(path)
+    directory = RunDirectory(path, reserve_bytes=left.plan.settings.reserve_bytes, take_over=True)
+    listening = Listening(left.host, left.port, left.plan.nnodes, left.plan.job)
+    return _lead(left.plan, listening, directory=directory, clock=SystemClock(), left=left)
+
+
+def _lead(
+    plan: JobPlan, listening: Listening, *, directory: RunDirectory, clock: Clock, left: LeftJob | None = None
+) -> int:
+    settings = plan.settings
     console = Console()
     try:
         open_logs(settings.log_level, console=console, directory=directory.logs)
-        token = make_token(Path(settings.token_file) if settings.token_file else path / TOKEN_FILE)
-        return asyncio.run(_serve(plan, listening, directory=directory, clock=clock, console=console, token=token))
+        file = settings.token_file or (left.token_file if left else "") or str(directory.path / TOKEN_FILE)
+        token = make_token(Path(file))
+        serving = _Serving(plan, listening, directory=directory, clock=clock, console=console, left=left)
+        return asyncio.run(serving.run(token, file))
     finally:
         close_logs()
         console.close()
         directory.close()
 
 
-async def _serve(
-    plan: JobPlan, listening: Listening, *, directory: RunDirectory, clock: Clock, console: Console, token: str
-) -> int:
-    registry = Registry()
-    host = JobHost(plan, lambda d: registry.send(plan.job, d), directory=directory, clock=clock, console=console)
-    settings = plan.settings
-    assignment = Assignment(
-        epoch=host.shell.state.epoch,
+class _Serving:
+    """One job whose agents come over the network."""
+
+    def __init__(
+        self,
+        plan: JobPlan,
+        listening: Listening,
+        *,
+        directory: RunDirectory,
+        clock: Clock,
+        console: Console,
+        left: LeftJob | None,
+    ) -> None:
+        self._plan, self._listening, self._left = plan, listening, left
+        self._directory, self._clock, self._console = directory, clock, console
+        self._registry = Registry()
+
+    async def run(self, token: str, token_file: str) -> int:
+        """To the end of the job."""
+        plan, registry = self._plan, self._registry
+        host = JobHost(
+            plan,
+            lambda d: registry.send(plan.job, d),
+            directory=self._directory,
+            clock=self._clock,
+            console=self._console,
+            left=self._left,
+        )
+        awaited = [node.name for node in host.shell.state.nodes]
+        registry.add(host.shell, _assignment(plan, host.shell.state.epoch), awaited=awaited)
+        server = await serve_remote(
+            self._listening.host,
+            self._listening.port,
+            token=token,
+            on_peer=registry.attend,
+            silence_s=plan.settings.silence_s,
+        )
+        try:
+            keep_left(self._directory, LeftJob(plan, host.spec, self._listening.host, server.port, token_file))
+            await host.open()
+            self._announce(server.port, len(awaited))
+            tasks = [background(host.shell.tick()), background(self._give_up())]
+            await host.shell.done.wait()
+            for task in tasks:
+                task.cancel()
+            state = host.shell.state
+            await registry.dismiss(plan.job, code=state.exit_code or 0, why=state.exit_why)
+        finally:
+            await server.close()
+            await host.close()
+        return host.finish()
+
+    def _announce(self, port: int, awaited: int) -> None:
+        job, where = self._plan.job, f"{self._listening.host}:{port}"
+        what = f"job {job} waits for {self._plan.nnodes} agents at {where}"
+        if self._left is not None:
+            what = f"job {job} is taken over at {where}; {awaited} agents are to come back"
+        self._console.say(f"keepstep: {what}, run directory {self._directory.path}", error=True)
+
+    async def _give_up(self) -> None:
+        """Agents of an earlier controller that do not come back in time are gone."""
+        await asyncio.sleep(self._plan.settings.controller_patience_s)
+        self._registry.give_up(self._plan.job)
+
+
+def _assignment(plan: JobPlan, epoch: int) -> Assignment:
+    return Assignment(
+        epoch=epoch,
         job=plan.job,
         script=plan.script,
         arguments=plan.arguments,
-        slots=settings.nproc_per_node,
-        standbys=settings.standby,
-        max_restarts=settings.max_restarts,
+        slots=plan.settings.nproc_per_node,
+        standbys=plan.settings.standby,
+        max_restarts=plan.settings.max_restarts,
     )
-    registry.add(host.shell, assignment)
-    server = await serve_remote(
-        listening.host, listening.port, token=token, on_peer=registry.attend, silence_s=settings.silence_s
-    )
-    try:
-        await host.open()
-        console.say(
-            f"keepstep: job {plan.job} waits for {plan.nnodes} agents at {listening.host}:{server.port}, "
-            f"run directory {directory.path}",
-            error=True,
-        )
-        ticking = background(host.shell.tick())
-        await host.shell.done.wait()
-        ticking.cancel()
-        state = host.shell.state
-        await registry.dismiss(plan.job, code=state.exit_code or 0, why=state.exit_why)
-    finally:
-        await server.close()
-        await host.close()
-    return host.finish()

@@ -55,15 +55,18 @@ class RunFacts(msgspec.Struct, frozen=True):
 class RunDirectory:
     """A directory this process holds for one job until `close()`."""
 
-    def __init__(self, path: Path, *, reserve_bytes: int) -> None:
-        """Make and lock `path`. Raises UsageError if it holds something, EnvironmentProblem if it cannot be written."""
+    def __init__(self, path: Path, *, reserve_bytes: int, take_over: bool = False) -> None:
+        """Make and lock `path`; with `take_over` it must hold a run that nobody leads. Raises UsageError if it holds
+        something else, EnvironmentProblem if it cannot be written."""
         self.path = path
         self.logs = path / "logs"
-        self._published = False
+        self._published = take_over
         self._made = not path.exists()
+        if take_over:
+            read_run(path)
         self._lock = _take(path)
         try:
-            _refuse_other_contents(path)
+            (_refuse_if_over if take_over else _refuse_other_contents)(path)
         except KeepstepError:
             os.close(self._lock)
             raise
@@ -75,7 +78,7 @@ class RunDirectory:
                     where=str(path),
                     remedy="free space, choose another --run, or set reserve_bytes lower",
                 )
-            self.logs.mkdir()
+            self.logs.mkdir(exist_ok=take_over)
         except OSError as error:
             self.close()
             raise _unwritable(path, error) from error
@@ -187,6 +190,11 @@ def _refuse_other_contents(path: Path) -> None:
         raise UsageError(f"directory holds job {read_run(path).job}, which has {state}", where=str(path), remedy=_OTHER)
     if found:
         raise UsageError(f"directory is not empty and holds no run: {found[0]}", where=str(path), remedy=_OTHER)
+
+
+def _refuse_if_over(path: Path) -> None:
+    if (path / REPORT_FILE).exists():
+        raise UsageError(f"job {read_run(path).job} has finished", where=str(path), remedy="see `keepstep report`")
 
 
 def _unwritable(path: Path, error: OSError) -> EnvironmentProblem:

@@ -35,6 +35,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     run_root: str = "keepstep-runs"
     patience_s: _Seconds = 60.0
     frozen_s: _Seconds = 0.3
+    controller_patience_s: _Seconds = 60.0
     ring_slots: Annotated[int, msgspec.Meta(ge=1024, le=1 << 22)] = 16384
     reserve_bytes: _Count = 64 * 1024 * 1024
     keep_runs: _Count = 20

@@ -16,11 +16,16 @@ MAX_ENVELOPE_BYTES = MAX_MESSAGE_BYTES + 4096
 
 
 class Envelope(msgspec.Struct, frozen=True):
-    """A message with the `node` it is from or to, and the `member` there ("": the agent itself)."""
+    """A message with the `node` it is from or to, and the `member` there ("": the agent itself).
+
+    `number` counts the orders to a node, and its facts that change something, from 1 on over all links between the
+    two, so that after a new link nothing is lost or heard twice; 0: it does not matter if this one is lost.
+    """
 
     node: str
     member: str
     message: Message
+    number: int = 0
 
 
 class RemotePeer(Protocol):

@@ -1,0 +1,136 @@
+"""An agent's line to the controller of its job, which outlives the controller."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from pathlib import Path
+
+import msgspec
+
+from keepstep import __version__
+from keepstep.errors import EnvironmentProblem, KeepstepError, MembershipError, PeerLost
+from keepstep.records.messages import Assignment, Enlist, Fact, Stop
+from keepstep.records.path_messages import PathsProbed
+from keepstep.records.watch_messages import WatchFact
+from keepstep.service.outbox import MOST_KEPT, newer
+from keepstep.service.output import Console
+from keepstep.service.settings import Settings
+from keepstep.store.remote import connect_remote
+from keepstep.store.remote_peer import Envelope, RemotePeer
+
+__all__ = ["AgentRequest", "Line", "enlist"]
+
+_AGAIN_S = 0.2
+
+
+class AgentRequest(msgspec.Struct, frozen=True):
+    """What a person asked for. `job` empty: the controller's only one; `directory` None: under run_root; `address`
+    empty: the one that faces the controller; `labels`: the domains of this node, each KIND=LABEL."""
+
+    controller: str
+    node: str
+    job: str
+    directory: Path | None
+    settings: Settings
+    address: str = ""
+    labels: tuple[str, ...] = ()
+
+
+async def enlist(peer: RemotePeer, request: AgentRequest, *, orders: int) -> Assignment:
+    """Offer this node, or come back with it. Raises MembershipError where the controller refuses."""
+    await peer.send(Envelope(request.node, "", Enlist(request.node, request.job, __version__, orders)))
+    answer = (await peer.receive()).message
+    if isinstance(answer, Stop):
+        raise _refusal(answer)
+    if not isinstance(answer, Assignment):
+        raise MembershipError("the controller did not assign a job", where=request.controller)
+    return answer
+
+
+def _refusal(answer: Stop) -> KeepstepError:
+    error = MembershipError(f"the controller refused this node: {answer.why}")
+    error.exit_code = answer.code or error.exit_code
+    return error
+
+
+class Line:
+    """The agent's line to its controller, made anew where the controller is replaced: no order and no fact that
+    changes something is lost or heard twice. Members train on meanwhile."""
+
+    def __init__(self, request: AgentRequest, *, peer: RemotePeer, token: str) -> None:
+        self.console: Console | None = None
+        self._request, self._peer, self._token = request, peer, token
+        self._said: deque[tuple[int, Envelope]] = deque(maxlen=MOST_KEPT)
+        self._count = 0
+        self._obeyed = 0
+
+    def say(self, member: str, fact: Fact) -> None:
+        """Send a fact up. While there is no controller it is kept, unless its loss does not matter."""
+        number = 0
+        if not isinstance(fact, WatchFact | PathsProbed):
+            self._count += 1
+            number = self._count
+        envelope = Envelope(self._request.node, member, fact, number)
+        if number:
+            self._said.append((number, envelope))
+        with contextlib.suppress(PeerLost):  # noticed by the reader, which makes the line anew
+            self._peer.post(envelope)
+
+    async def next_order(self) -> Envelope:
+        """The next order. Raises EnvironmentProblem where no controller comes back in time."""
+        while True:
+            try:
+                envelope = await self._peer.receive()
+            except PeerLost:
+                await self._come_back()
+                continue
+            if envelope.number and envelope.number <= self._obeyed:
+                continue
+            self._obeyed = max(self._obeyed, envelope.number)
+            return envelope
+
+    async def close(self) -> None:
+        """Hang up."""
+        await self._peer.close()
+
+    async def _come_back(self) -> None:
+        """Find the controller that took over. Raises EnvironmentProblem when patience ends, MembershipError where it
+        refuses."""
+        patience_s = self._request.settings.controller_patience_s
+        if self.console is not None:
+            self.console.say(f"keepstep: the controller is gone; {patience_s:g} s for another to take over", error=True)
+        try:
+            async with asyncio.timeout(patience_s):
+                while not await self._called():
+                    await asyncio.sleep(_AGAIN_S)
+        except TimeoutError as error:
+            raise EnvironmentProblem(
+                "the controller is gone; all processes of this node are ended",
+                where=self._peer.where,
+                remedy="start the job again: it goes on from its newest checkpoint; `keepstep resume DIR` at the "
+                "controller, in time, would have taken it over (controller_patience_s)",
+            ) from error
+
+    async def _called(self) -> bool:
+        """One try to reach a controller and to come to the same state with it."""
+        try:
+            peer = await connect_remote(
+                self._request.controller, token=self._token, silence_s=self._request.settings.silence_s
+            )
+        except EnvironmentProblem:
+            return False
+        try:
+            known = await enlist(peer, self._request, orders=self._obeyed)
+            for envelope in newer(list(self._said), known.facts):
+                peer.post(envelope)
+        except PeerLost:
+            await peer.close()
+            return False
+        except KeepstepError:
+            await peer.close()
+            raise
+        old, self._peer = self._peer, peer  # no waiting between this and the facts above
+        await old.close()
+        return True
