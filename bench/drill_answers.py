@@ -31,6 +31,11 @@ _KINDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "mismatch": ("collective_mismatch", ("application",)),
     "never-start": ("startup_never_arrived", ()),
     "wrong-version": ("startup_disagrees", ("configuration", "software_library")),
+    "throttle-state": ("communication_slow", ("hardware_link", "undetermined")),
+    "corrupt-checkpoint": ("state_divergence", ("storage",)),
+    "lose-node": ("crash", ()),
+    "lose-domain": ("crash", ()),
+    "bad-release": ("crash", ("software_library", "undetermined")),
     "flip-bit": ("state_divergence", ("hardware_gpu", "undetermined")),
 }
 
@@ -48,8 +53,14 @@ class Answer:
 def answer_of(request: DrillRequest) -> Answer:
     """The right finding for one drill of the nested job (8 ranks, two replicas: r and r + 4)."""
     kind, layers = _KINDS[request.fault]
-    if request.node:
-        exact: set[Suspect] = {("node", request.node)}
+    if request.fault == "bad-release" and request.how == "slow":
+        kind = "compute_slow"
+    if request.domain:
+        exact: set[Suspect] = {("domain", request.domain)}
+    elif request.fault == "throttle-state":
+        exact = {("source", request.rank)}
+    elif request.node:
+        exact = {("node", request.node)}
     elif request.source is not None and request.destination is not None:
         exact = {("link", (request.source, request.destination))}
     elif request.fault == "flip-bit" and request.rank is not None:
@@ -74,7 +85,8 @@ def verdict_of(record: dict[str, Any]) -> Verdict:
     """A journal line of a finding, or of an incident, which names the kind and the rank of a loss as well."""
     if record["record"] == "Incident":
         onset, detected = record.get("onset_wall") or record["wall"], record.get("detected") or 0.0
-        sets = (frozenset({("rank", record.get("rank"))}),)
+        lost = {("rank", rank) for rank in record.get("ranks") or [record.get("rank")]}
+        sets = (frozenset({*lost, *({("node", record["node"])} if record.get("domain") else ())}),)
         return Verdict(-record.get("number", 0), record["kind"], "undetermined", sets, onset + detected, "new")
     named = tuple(frozenset(_suspect(one) for one in group) for group in record.get("suspects", ()))
     return Verdict(
@@ -89,7 +101,7 @@ def verdict_of(record: dict[str, Any]) -> Verdict:
 
 def _suspect(record: dict[str, Any]) -> Suspect:
     """The one thing a suspect is: what it says first of node, link, side, coordinates and rank."""
-    for name in ("link", "source", "destination", "rank", "node"):
+    for name in ("link", "source", "destination", "domain", "rank", "node"):
         if name in record:
             value = record[name]
             return name, tuple(value) if isinstance(value, list) else value

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 from keepstep.cli.options import SettingsFile, settings_from
@@ -188,19 +189,25 @@ def drill(
     rank: Annotated[int | None, typer.Option(help="Which rank.")] = None,
     source: Annotated[int | None, typer.Option("--from", help="Link drills: the rank that sends.")] = None,
     destination: Annotated[int | None, typer.Option("--to", help="Link drills: the rank it sends to.")] = None,
-    node: Annotated[str, typer.Option(help="throttle-node: which node.", show_default=False)] = "",
+    node: Annotated[str, typer.Option(help="throttle-node, lose-node: which node.", show_default=False)] = "",
+    domain: Annotated[
+        str, typer.Option(metavar="KIND=LABEL", help="All nodes of this failure domain.", show_default=False)
+    ] = "",
     at_step: Annotated[int, typer.Option(min=-1, help="When it reaches this step; -1: now.")] = -1,
     steps: Annotated[int, typer.Option(min=0, help="For so many steps; 0: until --stop.")] = 0,
     factor: Annotated[
         float, typer.Option(help="How many times as long a step then takes [1.3].", show_default=False)
     ] = 0.0,
     rate: Annotated[float, typer.Option(help="Link drills: bytes per second.", show_default=False)] = 0.0,
-    how: Annotated[str, typer.Option(help="mismatch: op, shape or extra [op].", show_default=False)] = "",
+    how: Annotated[
+        str, typer.Option(help="mismatch: op, shape or extra [op]; bad-release: die or slow [die].", show_default=False)
+    ] = "",
     stop: Annotated[bool, typer.Option("--stop", help="End this drill.")] = False,
 ) -> int:
     """Inject a fault into a running job to see it found and repaired. May be given before the step is reached."""
     from keepstep.service.control_socket import ask_drill
 
     request = DrillRequest(_known(fault), rank, at_step, steps, factor, rate, source, destination, node, how, stop)
+    request = msgspec.structs.replace(request, domain=domain)
     print(ask_drill(run, request))
     return 0

@@ -7,9 +7,10 @@ import math
 import msgspec
 
 from keepstep.control.job_state import Directed, JobState
+from keepstep.control.node_drills import plan_node_drill
 from keepstep.control.roster import Member, by_rank, node_of_rank
 from keepstep.errors import UsageError
-from keepstep.records.drills import DRILLS, MISMATCHES, DrillKind, DrillRequest
+from keepstep.records.drills import BAD_RELEASES, DRILLS, MISMATCHES, DrillKind, DrillRequest
 from keepstep.records.messages import Drill
 
 __all__ = ["drill_words", "parse_start_drill", "plan_drill"]
@@ -22,6 +23,7 @@ _OPTIONS = {
     "factor": "--factor",
     "rate": "--rate",
     "how": "--how",
+    "domain": "--domain",
 }
 _PLAIN = DrillRequest("")
 _MOST_FACTOR = 100.0
@@ -37,6 +39,8 @@ def plan_drill(state: JobState, request: DrillRequest) -> tuple[Directed, ...]:
     kind = _checked(state, request)
     if state.exit_code is not None:
         raise UsageError("the job is ending", remedy="drills need a running job")
+    if kind.by == "node":
+        return plan_node_drill(state, request)
     members = by_rank(state.members)
     return tuple(
         _directed(state, request, _holder(members, rank), kind=kind, peers=peers)
@@ -59,6 +63,8 @@ def parse_start_drill(text: str, *, world: int) -> tuple[str, int]:
 def drill_words(order: Drill) -> str:
     """What `order` does, for people."""
     what = f"{order.fault} of rank {order.rank}"
+    if DRILLS[order.fault].by == "node":
+        what = f"{order.fault} of the node of rank {order.rank}" if order.rank >= 0 else f"{order.fault} of a node"
     if order.peers:
         what = f"{order.fault} from rank {order.rank} to {', '.join(map(str, order.peers))}"
     if order.stop:
@@ -106,8 +112,9 @@ def _check_values(state: JobState, request: DrillRequest) -> None:
         )
     if request.rate and not (request.rate > 0 and math.isfinite(request.rate)):
         raise UsageError(f"rate {request.rate:g}", remedy="bytes per second, above 0; cut-link lets nothing pass")
-    if request.how and request.how not in MISMATCHES:
-        raise UsageError(f"no mismatch {request.how!r}", remedy=f"one of {', '.join(MISMATCHES)}")
+    hows = BAD_RELEASES if request.fault == "bad-release" else MISMATCHES
+    if request.how and request.how not in hows:
+        raise UsageError(f"no {request.fault} {request.how!r}", remedy=f"one of {', '.join(hows)}")
     if request.node and request.node not in {node.name for node in state.nodes}:
         known = ", ".join(node.name for node in state.nodes) or "none yet"
         raise UsageError(f"no node {request.node!r} in this job", remedy=f"nodes: {known}")

@@ -1,10 +1,10 @@
-"""What agents and the controller say about nodes as a whole: the domains they are in, and that one is lost."""
+"""What is said about nodes as a whole: the domains they are in, that one is lost, what state came from which member."""
 
 from __future__ import annotations
 
 import msgspec
 
-__all__ = ["NodeDomains", "NodeLost"]
+__all__ = ["NodeDomains", "NodeLost", "StateTaken"]
 
 
 class NodeDomains(msgspec.Struct, frozen=True, tag=True, tag_field="kind"):
@@ -19,3 +19,11 @@ class NodeLost(msgspec.Struct, frozen=True, tag=True, tag_field="kind"):
 
     node: str
     why: str
+
+
+class StateTaken(msgspec.Struct, frozen=True, tag=True, tag_field="kind"):
+    """A joiner of `rank` has taken state: how many bytes each source (a rank) gave. All gave as fast as they could."""
+
+    generation: int
+    rank: int
+    by_source: dict[int, int]

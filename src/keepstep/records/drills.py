@@ -6,13 +6,17 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["DRILLS", "MISMATCHES", "START_DRILLS", "Carrier", "DrillKind", "DrillRequest"]
+__all__ = ["BAD_RELEASES", "DRILLS", "MISMATCHES", "START_DRILLS", "Carrier", "DrillKind", "DrillRequest"]
 
-Carrier = Literal["agent", "member", "start"]
-"""Who carries a drill out: the agent (by signal), the training process itself, or the agent when it starts a rank."""
+Carrier = Literal["agent", "member", "node", "start"]
+"""Who carries a drill out: the agent (by signal), the training process itself, the agents of whole nodes, or the agent
+when it starts a rank."""
 
 MISMATCHES = ("op", "shape", "extra")
 """How one rank may disagree: it calls another collective, another number of elements, or one collective too many."""
+
+BAD_RELEASES = ("die", "slow")
+"""What ranks on nodes of a bad release do."""
 
 
 class DrillKind(msgspec.Struct, frozen=True):
@@ -31,9 +35,9 @@ class DrillKind(msgspec.Struct, frozen=True):
 class DrillRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a person asks of a running job: inject `fault` at `step` (-1: now) for `steps` steps (0: until stopped).
 
-    `rank` is whom it hits; `source` and `destination` are the ends of a directed link, `node` a host. `factor` is how
-    many times as long a step then takes, `rate` a limit in bytes per second (0: not given). `how` is one of
-    `MISMATCHES`. With `stop` the drill is ended.
+    `rank` is whom it hits; `source` and `destination` are the ends of a directed link, `node` a host, `domain` all
+    hosts with that KIND=LABEL. `factor` is how many times as long a step then takes, `rate` a limit in bytes per second
+    (0: not given). `how` is one of `MISMATCHES` or `BAD_RELEASES`. With `stop` the drill is ended.
     """
 
     fault: str
@@ -47,6 +51,7 @@ class DrillRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     node: str = ""
     how: str = ""
     stop: bool = False
+    domain: str = ""
 
 
 _LINK = ("source", "destination")
@@ -70,6 +75,15 @@ DRILLS: dict[str, DrillKind] = {
     ),
     "mismatch": DrillKind("member", "a rank calls something else than the others", may=("how",), lasts=False),
     "flip-bit": DrillKind("member", "one bit in the weights of a rank is flipped", lasts=False),
+    "throttle-state": DrillKind("member", "a rank gives its state away slowly", may=("factor", "rate")),
+    "corrupt-checkpoint": DrillKind(
+        "member", "one byte of a rank's part of the newest checkpoint is flipped", lasts=False
+    ),
+    "lose-node": DrillKind("node", "a node is gone: its agent and all its processes", ("node",), lasts=False),
+    "lose-domain": DrillKind("node", "all nodes with --domain KIND=LABEL are gone", ("domain",), lasts=False),
+    "bad-release": DrillKind(
+        "node", "all ranks on nodes with --domain die again and again, or are slow", ("domain",), ("how", "factor")
+    ),
     "never-start": DrillKind("start", "a rank hangs before it calls join()", lasts=False),
     "wrong-version": DrillKind("start", "a rank says that it runs another version of keepstep", lasts=False),
 }

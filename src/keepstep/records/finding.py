@@ -43,10 +43,11 @@ LAYERS: tuple[Layer, ...] = get_args(Layer)
 
 
 class Suspect(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One thing that may be at fault. Exactly what is set is meant: a rank, a node, coordinates, a side, a link."""
+    """One thing that may be at fault. Exactly what is set is meant: a rank, a node, a domain, coordinates, a link..."""
 
     rank: Annotated[int | None, Meta(description="global rank")] = None
     node: Annotated[str | None, Meta(description="host")] = None
+    domain: Annotated[str | None, Meta(description="failure domain, KIND=LABEL: all nodes in it")] = None
     device: Annotated[str | None, Meta(description="accelerator; with `node` or `rank`")] = None
     pid: Annotated[int | None, Meta(description="process id on `node`, where no rank is known")] = None
     source: Annotated[int | None, Meta(description="sending side of this rank")] = None

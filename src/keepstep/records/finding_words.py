@@ -23,6 +23,7 @@ def suspect_words(suspect: Suspect) -> str:
     if suspect.destination is not None:
         return f"receiving side of rank {suspect.destination}"
     names = (
+        ("domain", suspect.domain),
         ("node", suspect.node),
         ("rank", suspect.rank),
         ("process", suspect.pid),

@@ -11,7 +11,7 @@ import msgspec
 
 from keepstep.errors import RecordError
 from keepstep.records.address import Address
-from keepstep.records.domain_messages import NodeDomains, NodeLost
+from keepstep.records.domain_messages import NodeDomains, NodeLost, StateTaken
 from keepstep.records.enlist_messages import Assignment, Enlist
 from keepstep.records.move_messages import MoveFact, MoveOrder
 from keepstep.records.path_messages import PathsProbed, ProbePaths
@@ -427,6 +427,7 @@ MemberFact = (
     | LinkProbed
     | BatchSeen
     | MoveFact
+    | StateTaken
 )
 _AgentFact = AgentHello | Enlist | MemberStarted | MemberExited | MemberStopped | StartFailed | PathsProbed
 _NodeFact = NodeDomains | NodeLost

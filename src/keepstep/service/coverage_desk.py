@@ -93,7 +93,7 @@ def plan_coverage(files: tuple[str, ...], plan: CoveragePlan) -> CoverageRecord:
         raise UsageError(f"{replicas} replicas of {plan.world} ranks", remedy="give a divisor of --world")
     placement = dealt_placement(nodes, plan.world, per_node=plan.per_node, standby=plan.standby, domains=domains)
     shards = plan.world // replicas
-    spare = dict.fromkeys(nodes[used:used + plan.spare], plan.per_node + plan.standby)
+    spare = dict.fromkeys(nodes[used : used + plan.spare], plan.per_node + plan.standby)
     return predict(
         msgspec.structs.replace(
             placement,

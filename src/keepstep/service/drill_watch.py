@@ -17,6 +17,7 @@ from keepstep.records.messages import Drill, Drilled, Hello, MemberFact
 from keepstep.service.background import background
 from keepstep.service.clock import Clock
 from keepstep.service.member_process import MemberProcess
+from keepstep.service.node_faults import NodeFaults
 
 __all__ = ["DrillWatch", "drilled_command", "drilled_fact"]
 
@@ -49,17 +50,22 @@ class DrillWatch:
         self._members = members
         self._clock = clock
         self._report = report
+        self._nodes = NodeFaults(members, clock=clock, report=report)
         self._armed: list[Drill] = []
         self._task: asyncio.Task[None] | None = None
 
     def arm(self, drill: Drill) -> None:
         """Inject `drill` as soon as its rank is at its step (at once if it is further, or the step is -1)."""
+        if DRILLS[drill.fault].by == "node":
+            self._nodes.arm(drill)
+            return
         self._armed.append(drill)
         if self._task is None or self._task.done():
             self._task = background(self._watch())
 
     def close(self) -> None:
         """Forget what is armed."""
+        self._nodes.close()
         self._armed.clear()
 
     async def _watch(self) -> None:

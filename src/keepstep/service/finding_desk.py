@@ -13,9 +13,10 @@ from keepstep.control.job_state import Directed
 from keepstep.control.roster import Status, by_rank, live
 from keepstep.diagnosis.called import disagreements
 from keepstep.diagnosis.replicas import ReplicaCheck
+from keepstep.records.domain_messages import NodeLost, StateTaken
 from keepstep.records.events import Finding
 from keepstep.records.finding_words import ranks_of
-from keepstep.records.messages import Fact, MemberExited, MemberStopped, ScriptFailed, StateDigest
+from keepstep.records.messages import Checkpoints, Fact, MemberExited, MemberStopped, ScriptFailed, StateDigest
 from keepstep.records.watch_messages import (
     Called,
     EvidenceGiven,
@@ -35,11 +36,12 @@ from keepstep.service.arrivals import Arrivals
 from keepstep.service.baselines import KeptBaseline, earlier_baseline, keep_baseline
 from keepstep.service.bundles import Bundles, Retention
 from keepstep.service.clock import Clock
+from keepstep.service.common_faults import CommonFaults
 from keepstep.service.controller import JobShell
 from keepstep.service.finding_book import QUIET, FindingBook
 from keepstep.service.hang_desk import HangDesk
 from keepstep.service.keeper import Keeper
-from keepstep.service.loss_findings import ended_by_signal, stands_still
+from keepstep.service.loss_findings import corrupt_checkpoint, ended_by_signal, node_gone, slow_source, stands_still
 from keepstep.service.output import Console
 from keepstep.service.probe_desk import ProbeDesk
 from keepstep.service.settings import Settings
@@ -99,6 +101,7 @@ class FindingDesk:
         self.probes = ProbeDesk(shell, numbered=self.book.numbered, add=self._add_probed)
         self._hangs = HangDesk(shell, acts=settings.on_hang == "replace", clock=clock)
         self._replicas = ReplicaCheck()
+        self._common = CommonFaults(lambda: shell.state)
         self._called: deque[Called] = deque(maxlen=_MOST_CALLED)
         self._starts = Arrivals(spec.world, spec.keepstep_version)
 
@@ -135,6 +138,12 @@ class FindingDesk:
             self._ask_calls()
         if isinstance(fact, MemberExited) and fact.signal and fact.protected and self._is_lost(fact.member):
             self._note_loss(ended_by_signal(node, fact), key=f"crash:{fact.member}")
+        if isinstance(fact, NodeLost):
+            self._note_node(fact)
+        if isinstance(fact, StateTaken) and (finding := slow_source(fact)) is not None:
+            self._on_change(Standing(f"state:{fact.generation}:{fact.rank}", "new", finding))
+        if isinstance(fact, Checkpoints) and (holder := self._shell.state.members.get(member)) is not None:
+            self._note_skipped(fact, rank=holder.rank)
         for standing in self._starts.note(fact, node=node, member=member, now=self._clock.wall()):
             self._on_change(standing)
 
@@ -151,6 +160,10 @@ class FindingDesk:
             return
         if self.book.enter(standing):
             self._ask_evidence(self.book.open[standing.key])
+        if standing.status == "new" and not standing.key.startswith("domain:"):
+            common = self._common.note(standing.finding, now=self._clock.wall())
+            if common is not None:
+                self._on_change(common)
         self._hangs.note(standing.key, self.book.open.get(standing.key), hard=standing.hard)
         self._hangs.check(self.book.open)
 
@@ -191,6 +204,8 @@ class FindingDesk:
             holder = holders.get(-1 if finding.rank is None else finding.rank)
             if key.startswith(_LOSSES) and holder is not None and holder.name != finding.member:
                 self.book.end(key, f"{holder.name} took the place of {finding.member}")
+            elif steady and key.startswith("node:"):
+                self.book.end(key, "other nodes hold its ranks")
         self._hangs.check(self.book.open)
 
     # -------------------------------------------------------------- losses
@@ -200,6 +215,22 @@ class FindingDesk:
         lone = ranks_of(finding)
         if lone[0] >= 0 and not any(ranks_of(known) == lone for known in self.book.open.values()):
             self._on_change(Standing(key, "new", finding))
+
+    def _note_node(self, fact: NodeLost) -> None:
+        """A node is lost: a finding, if somebody was on it and it is nobody's order."""
+        state = self._shell.state
+        there = [m for m in state.members.values() if m.node == fact.node and self._is_lost(m.name)]
+        if there:
+            ranks = tuple(sorted(m.rank for m in there if m.rank >= 0))
+            self._on_change(Standing(f"node:{fact.node}:{self._clock.monotonic()}", "new", node_gone(fact, ranks)))
+
+    def _note_skipped(self, fact: Checkpoints, *, rank: int) -> None:
+        """Checkpoints whose bytes are not those that were written: each once."""
+        for words in fact.skipped:
+            key = f"checkpoint:{words.split(':')[0]}"
+            finding = corrupt_checkpoint(rank, words)
+            if finding is not None and key not in self.book.open:
+                self._on_change(Standing(key, "new", finding))
 
     def _is_lost(self, name: str) -> bool:
         """Whether the end of a process is nobody's order."""

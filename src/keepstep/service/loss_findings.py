@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import signal as signals
+import statistics
 
 from keepstep.control.exits import SELF_INFLICTED
+from keepstep.records.domain_messages import NodeLost, StateTaken
 from keepstep.records.events import Finding, Suspect
 from keepstep.records.messages import MemberExited, MemberStopped
 from keepstep.records.watch_messages import MemberHung
 
-__all__ = ["ended_by_signal", "stands_still"]
+__all__ = ["corrupt_checkpoint", "ended_by_signal", "node_gone", "slow_source", "stands_still"]
+
+
+_MOST_CHARACTERS = 300
+_MUCH_LESS = 3
+_TELLING_BYTES = 16 << 20
+"""What the usual source must have given at least: eight units."""
 
 
 def stands_still(node: str, fact: MemberStopped | MemberHung) -> Finding:
@@ -24,6 +33,57 @@ def stands_still(node: str, fact: MemberStopped | MemberHung) -> Finding:
         suspects=((Suspect(rank=fact.rank),),),
         evidence=("its process is in state T: stopped by a signal" if stopped else "its stack does not move",),
         next_probe="who stopped the process: a debugger, the host's memory guard, a person?" if stopped else "",
+    )
+
+
+def node_gone(fact: NodeLost, ranks: tuple[int, ...]) -> Finding:
+    """The agent of a node is gone, and with it the members of `ranks`."""
+    with_it = f"ranks {', '.join(map(str, ranks))}" if ranks else "no rank"
+    return Finding(
+        kind="crash",
+        node=fact.node,
+        suspects=((Suspect(node=fact.node),),),
+        evidence=(f"node {fact.node} is lost with {with_it}: {fact.why}",),
+        next_probe=f"is {fact.node} reachable, and are its neighbours in the same rack or feed?",
+    )
+
+
+def corrupt_checkpoint(rank: int, skipped: str) -> Finding | None:
+    """Member `rank` skips a checkpoint with the words `skipped`: a finding if its bytes are not those written."""
+    if "corrupt" not in skipped:
+        return None
+    part = re.search(r"rank-(\d{1,8})", skipped)
+    return Finding(
+        kind="state_divergence",
+        layer="storage",
+        suspects=((Suspect(rank=int(part[1]) if part else rank),),),
+        evidence=(f"a checkpoint is not used: {skipped[:_MOST_CHARACTERS]}",),
+        next_probe="the disk or file system that holds it: its own checks, its log",
+    )
+
+
+def slow_source(fact: StateTaken) -> Finding | None:
+    """The source that gave far less than the others, of several that were asked for as much as they could give.
+
+    None where the state was too small to tell, or all gave alike. Sources share one queue of units of 2 MiB.
+    """
+    given = sorted(fact.by_source.items(), key=lambda item: item[1])
+    if len(given) < 2:
+        return None
+    rank, least = given[0]
+    usual = statistics.median(nbytes for _, nbytes in given[1:])
+    if usual < _TELLING_BYTES or least * _MUCH_LESS > usual:
+        return None
+    return Finding(
+        kind="communication_slow",
+        suspects=((Suspect(source=rank), Suspect(link=(rank, fact.rank))),),
+        victims=(fact.rank,),
+        confidence=0.8,
+        evidence=(
+            f"while rank {fact.rank} took its state, rank {rank} gave {least / 1e6:.1f} MB, "
+            f"the others {usual / 1e6:.1f} MB each in the same time",
+        ),
+        next_probe=f"bandwidth from rank {rank} to rank {fact.rank} and to another rank",
     )
 
 

@@ -92,6 +92,7 @@ class Guard:
         self.drills = Injector(fabric, clock=recorder, report=link.say, modules=self._modules)
         self._checkup = Checkup(state.rank, say=link.say, now=recorder.monotonic_s)
         self._handover = Handover(fabric, link)
+        self.drills.state_wire = self._handover.server
         self._pipelines = Pipelines(fabric)
         self._renew = False
         self.spans.begin(SpanKind.SETUP)

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Sequence
 
 from keepstep.errors import MembershipError, TransportError
+from keepstep.records.domain_messages import StateTaken
 from keepstep.records.messages import Address, Fetch, Fetched, FetchFailed, PeerLostReport
 from keepstep.training import private
 from keepstep.training.agent_link import AgentLink
@@ -29,8 +30,8 @@ class Handover:
         self._fabric = fabric
         self._link = link
         self._image: Image | None = None
-        self._server = StateServer(lambda: self._image)
-        fabric.serve("state", self._server.handle)
+        self.server = StateServer(lambda: self._image)
+        fabric.serve("state", self.server.handle)
 
     def report_loss(self, rank: int) -> None:
         """Tell the controller that the link to `rank` broke (its agent usually reports the death itself)."""
@@ -61,6 +62,7 @@ class Handover:
         if not order.private:
             _log.warning("the lost rank's random numbers and data position are unknown: this rank starts with its own")
         private.apply(order.private, streams)
+        self._link.say(StateTaken(order.generation, self._fabric.rank, got.by_source))
         self._link.say(Fetched(order.generation, order.version, order.digest, got.bytes_moved))
 
     def _dial(self, order: Fetch) -> dict[int, socket.socket]:

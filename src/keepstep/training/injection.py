@@ -11,6 +11,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -27,13 +28,16 @@ from keepstep.training.injected import (
     StopData,
     Wires,
 )
+from keepstep.training.injected_state import CorruptCheckpoint, StateWire, ThrottleState
 from keepstep.training.pace import Pace
 from keepstep.training.plane import Call
 
 __all__ = ["Clock", "Injector"]
 
 _log = logging.getLogger("keepstep")
-_ONCE = frozenset({"mismatch", "flip-bit"})
+_ONCE = frozenset({"mismatch", "flip-bit", "corrupt-checkpoint"})
+_PAST = frozenset({"flip-bit", "corrupt-checkpoint"})
+"""What is done and over at once."""
 
 
 class Clock(Protocol):
@@ -70,8 +74,13 @@ class Injector:
         report: Callable[[Drilled], None],
         modules: Callable[[], Sequence[torch.nn.Module]],
     ) -> None:
-        """`report` gets every fault as it begins and ends; `modules()` are the tracked ones."""
+        """`report` gets every fault as it begins and ends; `modules()` are the tracked ones.
+
+        `checkpoints` is where they are written and `state_wire` what serves the state, once that is known.
+        """
         self.pace: Pace | None = None
+        self.checkpoints: Path | None = None
+        self.state_wire: StateWire | None = None
         self._wires = wires
         self._clock = clock
         self._report = report
@@ -157,6 +166,10 @@ class Injector:
             "stop-data": StopData,
             "mismatch": lambda: Mismatch(order.how),
             "flip-bit": lambda: FlipBit(self._modules),
+            "corrupt-checkpoint": lambda: CorruptCheckpoint(lambda: self.checkpoints, order.rank),
+            "throttle-state": lambda: ThrottleState(
+                self.state_wire, rate=order.rate, factor=order.factor, now=self._clock.monotonic_s
+            ),
         }
         links = SlowLinks(self._wires, order.peers, rate=order.rate, factor=order.factor, now=self._clock.monotonic_s)
         return makers.get(order.fault, lambda: links)()
@@ -167,7 +180,7 @@ class Injector:
             return
         one.step = step
         self._tell(one.order, note=one.note, ended=False)
-        if one.order.fault == "flip-bit":
+        if one.order.fault in _PAST:
             self._active.remove(one)
 
     def _end(self, one: _Active) -> None:

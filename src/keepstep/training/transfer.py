@@ -99,6 +99,7 @@ class StateServer:
     """
 
     def __init__(self, provider: Callable[[], Image | None]) -> None:
+        self.hold: Callable[[int, Callable[[], None]], None] | None = None  # a drill that makes it slow
         self._provider = provider
 
     def handle(self, sock: socket.socket) -> None:
@@ -125,7 +126,11 @@ class StateServer:
             sent = _Sent(image.manifest.encode(), image.chunk_digests)
             reply(sock, Status.OK, parts=[msgspec.msgpack.encode(sent)])
         elif kind == Ask.CHUNKS and 0 < count <= MAX_CHUNKS and first + count <= len(image.chunks):
-            reply(sock, Status.OK, parts=[_view(image.buffers, chunk) for chunk in image.chunks[first : first + count]])
+            parts = [_view(image.buffers, chunk) for chunk in image.chunks[first : first + count]]
+            if self.hold is None:
+                reply(sock, Status.OK, parts=parts)
+            else:
+                self.hold(sum(map(len, parts)), lambda: reply(sock, Status.OK, parts=parts))
         else:
             reply(sock, Status.REFUSED)
 

@@ -120,6 +120,7 @@ class Job:
         if self._guard is None:
             return
         self._guard.writer = CheckpointWriter(Path(directory), rank=self.rank, world=self.world, keep=keep)
+        self._guard.drills.checkpoints = Path(directory)
         self._guard.checkpoint_every = every
         self._guard.ask_for_checkpoint()
 
