@@ -50,7 +50,7 @@ class Member:
                 thread.join()
             if not self.fabric.agreement():
                 break
-            self.fabric.switch_paths()
+            self.fabric.turn()
         self.say({"do": "reduce", "took": took})
 
     def one(self, name: str, ranks: tuple[int, ...], values: array.array, took: list[list]) -> None:

@@ -12,7 +12,7 @@
 #define LOCAL_BUFFER_BYTES (1 << 20)
 #endif
 
-/* Inside one host there is no path to probe, and pacing (bbr) only costs time: plain reno, and buffers that stay in the cache. */
+/* Inside one host: buffers that stay in the cache. */
 static bool tune_local(int fd) {
     struct sockaddr_storage ours = {0}, theirs = {0};
     socklen_t a = sizeof ours, b = sizeof theirs;
@@ -22,7 +22,6 @@ static bool tune_local(int fd) {
                 (v6 && !memcmp(&((struct sockaddr_in6 *)&ours)->sin6_addr, &((struct sockaddr_in6 *)&theirs)->sin6_addr, 16));
     if (!same) return false;
     int bytes = LOCAL_BUFFER_BYTES;
-    setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
     setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
     setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &bytes, sizeof bytes);
     return true;
@@ -35,6 +34,8 @@ struct link *tcp_open(int fd) {
     int one = 1;
     fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    /* Short round trips and equal flows: plain reno shares a link more evenly and keeps it fuller than bbr or cubic. */
+    setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
     link->wake_bytes = tune_local(fd) ? WAKE_BYTES : REMOTE_WAKE_BYTES;
     link->kind = KS_TCP;
     link->low_water = 1;
