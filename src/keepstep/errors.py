@@ -17,6 +17,7 @@ KeepstepError
 │   ├── Fenced            its place was given to another member
 │   ├── VersionMismatch   another version of keepstep or torch in the same job
 │   └── WorldMismatch     members disagree about the size of the job
+├── MoveNotMade           a planned move was given up; training goes on          exit 75
 ├── TrafficError          a network or a demand that cannot be planned for       exit 65
 └── StateError            training state cannot be moved or trusted              exit 75
     ├── StateDivergence   replicas that should be equal are not
@@ -34,6 +35,7 @@ __all__ = [
     "GroupAborted",
     "KeepstepError",
     "MembershipError",
+    "MoveNotMade",
     "NoValidState",
     "PeerLost",
     "RecordError",
@@ -144,6 +146,12 @@ class VersionMismatch(MembershipError):
 
 class WorldMismatch(MembershipError):
     """Members disagree about the size of the job."""
+
+
+class MoveNotMade(KeepstepError):
+    """A planned move was given up, or only a part of it was made; training goes on."""
+
+    exit_code = 75
 
 
 class TrafficError(KeepstepError):

@@ -1,4 +1,4 @@
-"""The member's machine at the commit of a planned move. Shows G-9 (deposed leaders) and G-10 (generations only grow)."""
+"""The member's machine at the commit of a move. Shows G-9 (deposed leaders) and G-10 (generations only grow)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keepstep.control.member import LeaveJob, MemberState, Place, Refuse, RunOn, Say, TellSettled, obey, step_kept
-from keepstep.control.member_moves import hand_over, must_wait, stay, take_over
+from keepstep.control.member_moves import hand_over, may_take_over, must_wait, stay, take_over
 from keepstep.records.messages import Abort, FirstStep, Go, Order, Parked, Settle
 from keepstep.records.move_messages import MoveCommitted, MoveTaken, ReleaseMember
 
@@ -48,8 +48,10 @@ def test_a_leaver_that_gets_its_rank_back_goes_on():
 
 def test_a_joiner_without_state_says_so():
     joiner = MemberState(rank=1, generation=3, epoch=1, joiner=True, answering=3)
-    _, act = at_boundary(joiner, Abort(1, 5, (0,), renew=True))
+    assert may_take_over(joiner)
+    state, act = at_boundary(joiner, Abort(1, 5, (0,), renew=True))
     assert act == Say(Parked(5, -1, agreed=False, boundary=True))
+    assert not may_take_over(state), "its leaver may have its rank back by now"
 
 
 def test_a_joiner_takes_over_and_reports_its_first_step():

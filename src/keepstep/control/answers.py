@@ -5,6 +5,7 @@ from __future__ import annotations
 from keepstep.control.job_state import Change, Event
 from keepstep.control.outcome import end_job
 from keepstep.control.roster import Member, Status, live
+from keepstep.control.strangers import misfit, refuse_standby, refuse_strangers
 from keepstep.control.turn import Turn
 from keepstep.records.messages import (
     Checkpoints,
@@ -60,18 +61,17 @@ def on_hello(turn: Turn, event: Event) -> None:
     member = speaker(turn, event)
     if member is None or member.status is not Status.STARTING:
         return
-    spec = turn.state.spec
-    name = f"rank {member.rank}" if member.rank >= 0 else f"standby {member.name}"
-    if fact.keepstep_version != spec.keepstep_version:
-        why = f"{name} runs keepstep {fact.keepstep_version}, the controller {spec.keepstep_version}"
-        end_job(turn, 76, why=f"{why}: install the same version everywhere")
-    elif fact.world != spec.world:
-        end_job(turn, 76, why=f"{name} believes in a world of {fact.world}, the job has {spec.world} ranks")
+    why = misfit(turn, fact)
+    if member.rank < 0 and why:
+        refuse_standby(turn, member, why=why)
+    elif why:
+        remedy = ": install the same version everywhere" if "keepstep" in why else ""
+        end_job(turn, 76, why=f"rank {member.rank} {why}{remedy}")
     elif member.rank < 0:
-        turn.put(member, status=Status.WARM, address=fact.address)
+        turn.put(member, status=Status.WARM, address=fact.address, torch_version=fact.torch_version)
         turn.because(f"standby {member.name} is warm")
     else:
-        turn.put(member, status=Status.CONNECTED, address=fact.address)
+        turn.put(member, status=Status.CONNECTED, address=fact.address, torch_version=fact.torch_version)
         _welcome_when_all(turn)
 
 
@@ -97,6 +97,8 @@ def _welcome_when_all(turn: Turn) -> None:
         )
         turn.tell(running, order, reason="all members are here")
     turn.because(f"all {len(members)} members are here")
+    turn.let(torch_version=members[0].torch_version)
+    refuse_strangers(turn)
 
 
 def on_parked(turn: Turn, event: Event) -> None:
@@ -104,7 +106,9 @@ def on_parked(turn: Turn, event: Event) -> None:
     fact = event.fact
     assert isinstance(fact, Parked)
     member = speaker(turn, event)
-    if member is None or _current(turn, fact.generation) is None or member.joiner or member.answered == fact.generation:
+    if member is None or _current(turn, fact.generation) is None or member.answered == fact.generation:
+        return
+    if member.joiner and not member.moving:
         return
     turn.put(member, status=Status.PARKED, answered=fact.generation, version=fact.version, agreed=fact.agreed)
 
@@ -138,11 +142,14 @@ def on_ready(turn: Turn, event: Event) -> None:
         return
     if member.joiner:
         turn.put(member, status=Status.READY, replica=fact.replica, ready=True)
-        turn.mark("warmed", rank=member.rank)
+        if member.moving:
+            turn.move()
+        else:
+            turn.mark("warmed", rank=member.rank)
     elif change is None or change.initial:
         turn.put(member, status=Status.READY, replica=fact.replica)
         if change is None:
-            generation = turn.state.generation + 1
+            generation = turn.state.newest_generation + 1
             turn.let(change=Change(generation=generation, moved=turn.now, lost=(), version=0, initial=True))
             turn.because("the members ask which checkpoint to start from")
 
@@ -188,7 +195,9 @@ def on_first_step(turn: Turn, event: Event) -> None:
     fact = event.fact
     assert isinstance(fact, FirstStep)
     member = speaker(turn, event)
-    if member is None or fact.generation != turn.state.generation:
+    if member is not None and member.moving:
+        _joiner_stepped(turn, member, generation=fact.generation)
+    if member is None or fact.generation != turn.state.generation or member.moving:
         return
     turn.let(version=max(turn.state.version, fact.version))
     change = turn.state.change
@@ -196,6 +205,13 @@ def on_first_step(turn: Turn, event: Event) -> None:
         turn.change(first_steps=change.first_steps | {member.name})
     elif change is None:
         turn.let(setup_s=max(turn.state.setup_s, turn.now - turn.state.welcomed))
+
+
+def _joiner_stepped(turn: Turn, member: Member, *, generation: int | None = None) -> None:
+    """The joiner of a move has made a step, or its last one: it holds its rank for good."""
+    move = turn.state.move
+    if move is not None and generation in (None, move.generation):
+        turn.move(stepped=move.stepped | {member.name})
 
 
 def on_finished(turn: Turn, event: Event) -> None:
@@ -206,6 +222,8 @@ def on_finished(turn: Turn, event: Event) -> None:
     if member is not None:
         turn.let(version=max(turn.state.version, fact.version))
         turn.put(member, status=Status.FINISHED, version=fact.version, weights_sha256=fact.weights_sha256)
+        if member.moving:
+            _joiner_stepped(turn, member)
 
 
 def on_script_failed(turn: Turn, event: Event) -> None:

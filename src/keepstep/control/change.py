@@ -11,6 +11,7 @@ import msgspec
 
 from keepstep.control.capacity import choose_standby, node_for_rank, run_short
 from keepstep.control.job_state import Change
+from keepstep.control.move_losses import kept_joiner, settle_claims
 from keepstep.control.outcome import (
     BROKEN_STANDBYS,
     close_change,
@@ -47,8 +48,9 @@ def reconcile(turn: Turn) -> None:
         return
     if _too_late(turn, change) or _spoiled(turn, change):
         return
+    settled = settle_claims(turn)
     filled = _fill_ranks(turn)
-    if turn.state.change is None or not _all_settled(turn) or not filled:
+    if turn.state.change is None or not settled or not _all_settled(turn) or not filled:
         return
     change = _present(turn)
     if change.restore is not None:
@@ -99,8 +101,14 @@ def _spoiled(turn: Turn, change: Change) -> bool:
 def _fill_ranks(turn: Turn) -> bool:
     """Give every empty rank to a standby; True if no rank is empty."""
     taken = by_rank(turn.state.members)
-    empty = [rank for rank in range(turn.state.spec.world) if rank not in taken]
+    claimed = () if turn.state.move is None else turn.state.move.ranks
+    empty = [rank for rank in range(turn.state.spec.world) if rank not in taken and rank not in claimed]
     for rank in list(empty):
+        kept = kept_joiner(turn, rank)
+        if kept is not None:
+            _adopt(turn, kept)
+            empty.remove(rank)
+            continue
         standby = choose_standby(turn, rank)
         if standby is not None:
             _promote(turn, standby, rank=rank)
@@ -143,6 +151,16 @@ def _promote(turn: Turn, standby: Member, *, rank: int) -> None:
         secret=state.spec.secret,
     )
     turn.tell(joiner, order, reason=f"standby {joiner.name} takes rank {rank}")
+
+
+def _adopt(turn: Turn, joiner: Member) -> None:
+    """A process that a move had warmed up for a rank takes it, now that the rank is lost."""
+    turn.mark("standby_chosen", rank=joiner.heir_of)
+    if joiner.ready:
+        turn.mark("warmed", rank=joiner.heir_of)
+    status = Status.READY if joiner.ready else Status.JOINING
+    turn.put(joiner, rank=joiner.heir_of, heir_of=-1, moving=0, joiner=True, status=status)
+    turn.because(f"{joiner.name}, which was to join, takes rank {joiner.heir_of}")
 
 
 def _note(turn: Turn, rank: int, *, note: str) -> None:

@@ -25,6 +25,15 @@ from keepstep.control.change import reconcile
 from keepstep.control.exclusion import deal_ranks
 from keepstep.control.job_state import Decision, Event, JobSpec, JobState, StopRequest, TakeOver, Tick
 from keepstep.control.losses import on_exited, on_hung, on_peer_lost, on_slow, on_start_failed, on_stopped, on_tick
+from keepstep.control.moving import (
+    advance_move,
+    on_ask_address,
+    on_move_committed,
+    on_move_prepared,
+    on_move_refused,
+    on_move_request,
+    on_move_taken,
+)
 from keepstep.control.node_losses import late_node, on_domains, on_node_lost
 from keepstep.control.outcome import end_job
 from keepstep.control.roster import NodeSpec, Status
@@ -49,6 +58,8 @@ from keepstep.records.messages import (
     Settled,
     StartFailed,
 )
+from keepstep.records.move_messages import AskAddress, MoveCommitted, MovePrepared, MoveRefused, MoveTaken
+from keepstep.records.moves import MoveRequest
 from keepstep.records.watch_messages import MemberHung, MemberSlow
 
 __all__ = ["decide", "new_job"]
@@ -70,6 +81,7 @@ def decide(state: JobState, event: Event, *, now: float) -> Decision:
     if state.phase not in ("ending", "restarting") or _matters_at_the_end(state, event):
         handler(turn, event)
     reconcile(turn)
+    advance_move(turn)
     _note_progress(turn, state)
     _advance(turn)
     return turn.decision()
@@ -98,7 +110,7 @@ def _note_progress(turn: Turn, before: JobState) -> None:
 def _advance(turn: Turn) -> None:
     """What no single event does: restart when all members are gone, be done when all processes are."""
     state = turn.state
-    ranked = [m for m in state.members.values() if m.rank >= 0 and m.status is not Status.GONE]
+    ranked = [m for m in state.members.values() if max(m.rank, m.heir_of) >= 0 and m.status is not Status.GONE]
     if state.phase == "restarting" and not ranked:
         kept = {name: m for name, m in state.members.items() if m.status is not Status.GONE}
         turn.let(phase="gathering", attempt=state.attempt + 1, members=kept, done_ranks=frozenset(), version=0)
@@ -176,4 +188,10 @@ _HANDLERS: dict[type, Callable[[Turn, Event], None]] = {
     PeerLostReport: on_peer_lost,
     StartFailed: on_start_failed,
     Tick: on_tick,
+    MoveRequest: on_move_request,
+    MovePrepared: on_move_prepared,
+    MoveRefused: on_move_refused,
+    MoveCommitted: on_move_committed,
+    MoveTaken: on_move_taken,
+    AskAddress: on_ask_address,
 }

@@ -6,9 +6,11 @@ import msgspec
 
 from keepstep.control.domains import Domains
 from keepstep.control.exits import PastFailure
+from keepstep.control.move_state import Move
 from keepstep.control.roster import Member, NodeSpec
 from keepstep.records.events import Finding, FindingKind, Incident
 from keepstep.records.messages import Fact, Order
+from keepstep.records.moves import MoveRecord, MoveRequest
 
 __all__ = [
     "Change",
@@ -66,7 +68,7 @@ class Event(msgspec.Struct, frozen=True):
 
     source_node: str
     source_member: str
-    fact: Fact | Tick | StopRequest | TakeOver
+    fact: Fact | Tick | StopRequest | TakeOver | MoveRequest
 
 
 class Directed(msgspec.Struct, frozen=True):
@@ -127,7 +129,7 @@ class Change(msgspec.Struct, frozen=True):
     -1: the initial state), `blind` that there is none and joiners go on without the lost rank's own state. `private`
     holds what lost ranks last published, by rank and version. `fetching` are joiners that were sent to their sources,
     `failed` those of them that came back without. `initial` marks the agreement on a checkpoint at start-up. `moved`
-    is the time of the last answer.
+    is the time of the last answer. `renew`: all links are made anew, because it began in the commit of a move.
     """
 
     generation: int
@@ -146,6 +148,7 @@ class Change(msgspec.Struct, frozen=True):
     first_steps: frozenset[str] = frozenset()
     initial: bool = False
     bytes_moved: int = 0
+    renew: bool = False
 
 
 class JobState(msgspec.Struct, frozen=True):
@@ -154,7 +157,8 @@ class JobState(msgspec.Struct, frozen=True):
     `named` counts processes, `incidents` closed incidents. `suspected` are ranks to which links broke and when.
     `setup_s` is the longest time from the welcome to a first step, seconds. `leaving` is when the job began to end or
     to restart. `short` is since when there are fewer machines than members (0: there are enough), `troubled` the nodes
-    of the newest losses.
+    of the newest losses. `moves` counts planned moves, `promised` is the highest generation that one was to install;
+    `torch_version` is what the ranks run.
     """
 
     spec: JobSpec
@@ -181,10 +185,20 @@ class JobState(msgspec.Struct, frozen=True):
     domains: Domains = Domains()
     short: float = 0.0
     troubled: tuple[str, ...] = ()
+    move: Move | None = None
+    moves: int = 0
+    promised: int = 0
+    torch_version: str = ""
+
+    @property
+    def newest_generation(self) -> int:
+        """The highest generation that is, was, or was to be."""
+        changing = self.generation if self.change is None else self.change.generation
+        return max(self.generation, changing, self.promised)
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """What follows from one event. `incidents` are complete and go into the journal, as do `findings`."""
+    """What follows from one event. `incidents` and `moves` are complete and go into the journal, as do `findings`."""
 
     state: JobState
     orders: tuple[Directed, ...] = ()
@@ -192,3 +206,4 @@ class Decision(msgspec.Struct, frozen=True):
     milestones: tuple[Milestone, ...] = ()
     findings: tuple[Finding, ...] = ()
     incidents: tuple[Incident, ...] = ()
+    moves: tuple[MoveRecord, ...] = ()

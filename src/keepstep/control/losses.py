@@ -5,27 +5,20 @@ from __future__ import annotations
 import msgspec
 
 from keepstep.control.answers import speaker
+from keepstep.control.beginning import begin_change
 from keepstep.control.capacity import stop_when_short
 from keepstep.control.exclusion import exclude_node
 from keepstep.control.exits import SELF_INFLICTED, ExitKind, classify_exit, exit_code_of
-from keepstep.control.job_state import Change, Event, Loss
+from keepstep.control.job_state import Event, Loss
+from keepstep.control.move_losses import claimant, drop_silent_joiners, end_leavers, lost_to_move, move_overdue
 from keepstep.control.outcome import BROKEN_STANDBYS, end_job, note_lost, restart_or_end
 from keepstep.control.roster import Member, Status, live
 from keepstep.control.starting import start_standby
 from keepstep.control.turn import GRACE_S, Turn
-from keepstep.records.messages import Abort, Fence, MemberExited, MemberStopped, PeerLostReport, StartFailed
+from keepstep.records.messages import Fence, MemberExited, MemberStopped, PeerLostReport, StartFailed
 from keepstep.records.watch_messages import MemberHung, MemberSlow
 
-__all__ = [
-    "begin_change",
-    "on_exited",
-    "on_hung",
-    "on_peer_lost",
-    "on_slow",
-    "on_start_failed",
-    "on_stopped",
-    "on_tick",
-]
+__all__ = ["on_exited", "on_hung", "on_peer_lost", "on_slow", "on_start_failed", "on_stopped", "on_tick"]
 
 _FENCE_GRACE_S = 30.0
 _LINK_PATIENCE_S = 1.0
@@ -46,12 +39,17 @@ def on_exited(turn: Turn, event: Event) -> None:
     turn.put(member, status=Status.GONE)
     if turn.state.phase in ("ending", "restarting") or member.status is Status.FENCED:
         return
-    if member.rank < 0:
-        how = f"signal {fact.signal}" if fact.signal else f"code {fact.code}"
-        _standby_lost(turn, member, how=f"ended ({how})", again=bool(fact.signal))
-        return
     kind = classify_exit(fact.code, fact.signal)
-    if member.joiner:
+    how = f"ended ({f'signal {fact.signal}' if fact.signal else f'code {fact.code}'})"
+    if lost_to_move(turn, member, how=how, done=kind is ExitKind.DONE):
+        return
+    member = claimant(member)
+    if member.rank < 0:
+        _standby_lost(turn, member, how=how, again=bool(fact.signal))
+        return
+    if member.moving and kind is ExitKind.DONE:
+        _rank_done(turn, member)
+    elif member.joiner:
         _lose(turn, fact, member=member, why=f"{_obituary(member, fact)} before it was a member")
     elif kind is ExitKind.DONE:
         _rank_done(turn, member)
@@ -125,7 +123,7 @@ def _loss(turn: Turn, fact: MemberExited, *, member: Member) -> Loss:
 
 
 def _lose(turn: Turn, fact: MemberExited, *, member: Member, why: str) -> None:
-    private = {} if member.joiner else fact.private
+    private = {} if member.joiner and not member.moving else fact.private
     begin_change(turn, (_loss(turn, fact, member=member),), private={member.rank: private}, why=why)
     turn.mark("fenced", rank=member.rank, again=False)
 
@@ -164,6 +162,10 @@ def on_stopped(turn: Turn, event: Event) -> None:
     member = turn.state.members.get(fact.member)
     if member is None or member.status in (Status.GONE, Status.FENCED):
         return
+    if lost_to_move(turn, member, how="is frozen", done=False):
+        turn.kill(turn.put(member, status=Status.FENCED), f"{member.name} is frozen", grace_s=GRACE_S)
+        return
+    member = claimant(member)
     if member.rank < 0:
         turn.put(member, status=Status.FENCED)
         turn.kill(member, f"standby {member.name} is frozen", grace_s=GRACE_S)
@@ -224,53 +226,12 @@ def _stands_still(turn: Turn, fact: MemberStopped | MemberHung, *, member: Membe
     turn.put(member, status=Status.FENCED)
     turn.tell(member, Fence(turn.state.epoch, f"{why}; its rank is given to another member"), reason=why)
     turn.kill(member, why, grace_s=_FENCE_GRACE_S)
-    begin_change(turn, (loss,), private={member.rank: {} if member.joiner else fact.private}, why=why)
+    private = {} if member.joiner and not member.moving else fact.private
+    begin_change(turn, (loss,), private={member.rank: private}, why=why)
     turn.mark("fenced", rank=member.rank, again=False)
 
 
-# ---------------------------------------------------------------- the change
-
-
-def begin_change(turn: Turn, losses: tuple[Loss, ...], *, private: dict[int, dict[int, bytes]], why: str) -> None:
-    """Start a change, or start it again with more losses: the generation grows, every stayer is told to stop.
-
-    `private` is what each of the lost ranks last published of its own state, by version.
-    """
-    state = turn.state
-    old = state.change or Change(generation=state.generation, moved=turn.now, lost=())
-    if state.change is None:
-        turn.let(broken_standbys=0)
-    change = Change(
-        generation=old.generation + 1,
-        moved=turn.now,
-        lost=(*old.lost, *losses),
-        reached=old.reached,
-        private=_with_private(old.private, private),
-        bytes_moved=old.bytes_moved,
-    )
-    turn.let(change=change, phase="changing", suspected={})
-    turn.mark("detected", again=False)
-    turn.mark("decided", again=False)
-    turn.because(why)
-    ranks = tuple(sorted({lost.rank for lost in change.lost if lost.rank >= 0}))
-    for member in live(state.members):
-        if member.joiner:
-            _keep_joiner(turn, member)
-        else:
-            if member.status is not Status.FINISHED:
-                turn.put(member, status=Status.RUNNING)
-            turn.tell(member, Abort(state.epoch, change.generation, ranks), reason=why)
-
-
-def _with_private(known: dict[int, dict[int, bytes]], more: dict[int, dict[int, bytes]]) -> dict[int, dict[int, bytes]]:
-    """Add what ranks published: versions that their earlier processes published stay known."""
-    return {**known, **{rank: {**known.get(rank, {}), **private} for rank, private in more.items()}}
-
-
-def _keep_joiner(turn: Turn, member: Member) -> None:
-    """A joiner needs not stop: what it has copied may still be right; a checkpoint it loaded is not."""
-    if member.ready and member.status is not Status.FETCHED:
-        turn.put(member, status=Status.READY)
+# ---------------------------------------------------------------- links break
 
 
 def on_peer_lost(turn: Turn, event: Event) -> None:
@@ -279,7 +240,9 @@ def on_peer_lost(turn: Turn, event: Event) -> None:
     assert isinstance(fact, PeerLostReport)
     change = turn.state.change
     stopping = change is not None and not change.going and not change.initial
-    if speaker(turn, event) is None or stopping or fact.generation != turn.state.generation:
+    move = turn.state.move
+    running = {turn.state.generation} | ({move.generation} if move is not None and move.committing else set())
+    if speaker(turn, event) is None or stopping or fact.generation not in running:
         return
     if fact.rank not in turn.state.suspected:
         turn.let(suspected={**turn.state.suspected, fact.rank: turn.now})
@@ -297,7 +260,19 @@ def on_tick(turn: Turn, event: Event) -> None:
     elif state.phase in ("running", "changing"):
         _end_failing(turn)
         _suspect(turn)
+        _look_at_move(turn)
         _lose_patience(turn)
+
+
+def _look_at_move(turn: Turn) -> None:
+    """A move that stands still is cancelled or, after its commit, repaired as a loss of its joiner."""
+    end_leavers(turn)
+    drop_silent_joiners(turn)
+    late = move_overdue(turn)
+    if late is not None:
+        why = f"{late.name} does not take rank {late.heir_of} in the move"
+        fact = MemberStopped(late.name, late.heir_of, turn.now)
+        _stands_still(turn, fact, member=claimant(late), signal=_SIGKILL, why=why)
 
 
 def _end_when_stuck(turn: Turn) -> None:

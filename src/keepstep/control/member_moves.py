@@ -13,7 +13,7 @@ import msgspec
 from keepstep.control.member import MemberState, Say
 from keepstep.records.move_messages import MoveCommitted, MoveTaken
 
-__all__ = ["hand_over", "must_wait", "stay", "take_over"]
+__all__ = ["hand_over", "may_take_over", "must_wait", "stay", "take_over"]
 
 
 def must_wait(state: MemberState) -> bool:
@@ -29,6 +29,11 @@ def stay(state: MemberState, generation: int) -> MemberState:
 def hand_over(state: MemberState, number: int, generation: int) -> tuple[MemberState, Say]:
     """A leaver after the vote: say so before anything else; its own generation stays the old one, it steps no more."""
     return msgspec.structs.replace(state, leaving=number), Say(MoveCommitted(number, generation, state.version))
+
+
+def may_take_over(state: MemberState) -> bool:
+    """False once a joiner has answered an `Abort`: what comes from its leaver now comes too late."""
+    return state.joiner and state.answering <= state.generation
 
 
 def take_over(state: MemberState, taken: MoveTaken, generation: int) -> tuple[MemberState, Say]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
+from keepstep.control.beginning import begin_change
 from keepstep.control.domains import domain_name
 from keepstep.control.job_state import Event, Loss
-from keepstep.control.losses import begin_change
+from keepstep.control.move_losses import claimant, lost_to_move
 from keepstep.control.outcome import note_lost, restart_or_end
 from keepstep.control.roster import Member, NodeSpec, Status
 from keepstep.control.starting import start_standby
@@ -43,7 +44,9 @@ def on_node_lost(turn: Turn, event: Event) -> None:
         turn.put(member, status=Status.GONE)
     if state.phase in ("ending", "restarting") or turn.state.nodes == state.nodes:
         return
-    ranked = sorted((m for m in there if m.rank >= 0 and m.status is not Status.FENCED), key=lambda m: m.rank)
+    lost = [m for m in there if m.status is not Status.FENCED]
+    lost = [m for m in lost if not lost_to_move(turn, m, how=f"is lost with node {fact.node}", done=False)]
+    ranked = sorted((claimant(m) for m in lost if claimant(m).rank >= 0), key=lambda m: m.rank)
     ranks = f"ranks {', '.join(str(m.rank) for m in ranked)}" if ranked else "no rank"
     idle = sum(m.rank < 0 for m in there)
     why = f"node {fact.node} is lost with {ranks} and {idle} standbys: {fact.why}"

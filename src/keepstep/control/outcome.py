@@ -6,6 +6,7 @@ import msgspec
 
 from keepstep.control.exits import PastFailure, exit_code_of, repeats
 from keepstep.control.job_state import Change, JobState, Loss
+from keepstep.control.move_ends import drop_move
 from keepstep.control.roster import Member, Status
 from keepstep.control.starting import refill_standbys
 from keepstep.control.turn import GRACE_S, Turn
@@ -176,11 +177,12 @@ def restart_or_end(turn: Turn, why: str, *, code: int = _TEMPORARY_FAILURE) -> N
         end_job(turn, code, why=f"{why}; no restart is left (--max-restarts {state.spec.max_restarts})")
         return
     turn.because(f"{why}: restart {state.attempt + 1} of {state.spec.max_restarts}")
-    generation = _newest_generation(state) + 1
+    drop_move(turn, "all start again")
+    generation = turn.state.newest_generation + 1
     _write_incidents(turn, note=_restart_note(state), whole=True)
     turn.let(phase="restarting", generation=generation, suspected={}, leaving=turn.now)
     for member in state.members.values():
-        if member.rank >= 0 and member.status is not Status.GONE:
+        if max(member.rank, member.heir_of) >= 0 and member.status is not Status.GONE:
             turn.kill(member, why, grace_s=GRACE_S)
 
 
@@ -198,15 +200,12 @@ def _restart_note(state: JobState) -> str:
     return f"{note}; up to {known} known steps are done again, fewer if a checkpoint is found" if known else note
 
 
-def _newest_generation(state: JobState) -> int:
-    return state.generation if state.change is None else max(state.generation, state.change.generation)
-
-
 def end_job(turn: Turn, code: int, *, why: str) -> None:
     """End the job with `code`; members are told and then ended by their agents."""
     if turn.state.exit_code is not None:
         return
     turn.because(why)
+    drop_move(turn, "the job ended")
     _write_incidents(turn, note=f"the job ended: {why}" if code else "")
     turn.let(exit_code=code, exit_why=why, phase="ending", leaving=turn.now, suspected={})
     for member in turn.state.members.values():

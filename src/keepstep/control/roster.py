@@ -23,7 +23,10 @@ __all__ = [
 
 
 class Status(Enum):
-    """Where a process stands. Members run from STARTING over CONNECTED to RUNNING; joiners from WARM over JOINING."""
+    """Where a process stands. Members run from STARTING over CONNECTED to RUNNING; joiners from WARM over JOINING.
+
+    One that has handed its rank over in a move is LEAVING until its exit.
+    """
 
     STARTING = "starting"
     CONNECTED = "connected"
@@ -35,11 +38,12 @@ class Status(Enum):
     READY = "ready"
     FETCHED = "fetched"
     FINISHED = "finished"
+    LEAVING = "leaving"
     FENCED = "fenced"
     GONE = "gone"
 
 
-_DEAD = frozenset({Status.FENCED, Status.GONE})
+_DEAD = frozenset({Status.LEAVING, Status.FENCED, Status.GONE})
 
 
 class NodeSpec(msgspec.Struct, frozen=True):
@@ -58,7 +62,8 @@ class Member(msgspec.Struct, frozen=True):
 
     `version` and `agreed` are its last `Parked` or `Settled` answer, given for `answered` (a generation). `ready` says
     that a joiner has run its set-up. `started` is the wall-clock time of the order to start it. `error` is what its
-    script raised of its own accord at wall-clock time `failed`; its process is about to exit.
+    script raised of its own accord at wall-clock time `failed`; its process is about to exit. `moving` is the number of
+    the move it is a joiner of (0: none), `heir_of` the rank it is to take there; `released` is when it was let go.
     """
 
     name: str
@@ -79,6 +84,10 @@ class Member(msgspec.Struct, frozen=True):
     weights_sha256: str = ""
     error: str = ""
     failed: float = 0.0
+    torch_version: str = ""
+    moving: int = 0
+    heir_of: int = -1
+    released: float = 0.0
 
 
 def live(members: dict[str, Member]) -> list[Member]:
@@ -93,14 +102,14 @@ def by_rank(members: dict[str, Member]) -> dict[int, Member]:
 
 def standbys(members: dict[str, Member], status: Status | None = None) -> list[Member]:
     """Processes without a role that are alive (and have `status`, if given), oldest first."""
-    return [
-        m for m in members.values() if m.rank < 0 and m.status not in _DEAD and (status is None or m.status is status)
-    ]
+    free = [m for m in members.values() if m.rank < 0 and m.heir_of < 0 and m.status not in _DEAD]
+    return [m for m in free if status is None or m.status is status]
 
 
 def free_local_rank(members: dict[str, Member], node: str) -> int:
-    """The smallest local rank that no live member on `node` has."""
-    taken = {m.local_rank for m in live(members) if m.node == node}
+    """The smallest local rank that no live member on `node` has, or is about to have."""
+    joining = [m for m in members.values() if m.heir_of >= 0 and m.status not in _DEAD]
+    taken = {m.local_rank for m in (*live(members), *joining) if m.node == node}
     return next(number for number in range(len(taken) + 1) if number not in taken)
 
 

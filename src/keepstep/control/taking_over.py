@@ -16,6 +16,8 @@ def on_take_over(turn: Turn, event: Event) -> None:
     turn.because(f"another controller took over in epoch {fact.epoch}")
     if turn.state.change is not None:
         turn.change(moved=turn.now)
+    if turn.state.move is not None:
+        turn.move()
     if turn.state.leaving:
         turn.let(leaving=turn.now)
     for member in turn.state.members.values():

@@ -5,9 +5,11 @@ from __future__ import annotations
 import msgspec
 
 from keepstep.control.job_state import Change, Decision, Directed, JobState, Milestone, incident_of
+from keepstep.control.move_state import Move
 from keepstep.control.roster import Member, live, with_member
 from keepstep.records.events import PHASES, Finding, Incident
 from keepstep.records.messages import Address, KillMember, Order
+from keepstep.records.moves import MoveRecord
 
 __all__ = ["GRACE_S", "Turn"]
 
@@ -26,6 +28,7 @@ class Turn:
         self.milestones: list[Milestone] = []
         self.findings: list[Finding] = []
         self.incidents: list[Incident] = []
+        self.moves: list[MoveRecord] = []
 
     def decision(self) -> Decision:
         """The state and orders of this turn."""
@@ -36,6 +39,7 @@ class Turn:
             milestones=tuple(self.milestones),
             findings=tuple(self.findings),
             incidents=tuple(self.incidents),
+            moves=tuple(self.moves),
         )
 
     def because(self, reason: str) -> None:
@@ -58,6 +62,25 @@ class Turn:
         changed = msgspec.structs.replace(self.state.change, **changes)
         self.let(change=changed)
         return changed
+
+    def move(self, **changes: object) -> Move:
+        """Change fields of the move that is on its way; counts as an answer."""
+        assert self.state.move is not None
+        changed = msgspec.structs.replace(self.state.move, moved=self.now, **changes)
+        self.let(move=changed)
+        return changed
+
+    @property
+    def move_under_way(self) -> Move:
+        """The move that is on its way; to be asked only where there is one."""
+        assert self.state.move is not None
+        return self.state.move
+
+    def mark_move(self, name: str) -> None:
+        """Note when the move reached something, the first time."""
+        move = self.state.move
+        if move is not None and name not in move.marks:
+            self.move(marks={**move.marks, name: self.now})
 
     def mark(self, name: str, *, rank: int | None = None, again: bool = True) -> None:
         """Note that the repair of the losses of `rank` (None: of all) reached a phase.

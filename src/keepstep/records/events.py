@@ -19,6 +19,7 @@ from keepstep.records.lifecycle import (
     TimePassed,
     without_secret,
 )
+from keepstep.records.moves import MoveAsked, MoveRecord
 from keepstep.records.plan import TrafficChange, TrafficOutcome, TrafficRoutes
 from keepstep.records.schema import SCHEMA
 
@@ -39,6 +40,8 @@ __all__ = [
     "Layer",
     "LeaderRecord",
     "MemberRecord",
+    "MoveAsked",
+    "MoveRecord",
     "OrderRecord",
     "Record",
     "StepProgress",
@@ -64,6 +67,8 @@ Event = (
     | TimePassed
     | LeaderRecord
     | StopAsked
+    | MoveAsked
+    | MoveRecord
     | TrafficChange
     | TrafficRoutes
     | TrafficOutcome

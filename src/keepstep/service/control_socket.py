@@ -1,4 +1,4 @@
-"""The socket a run listens on for people's requests (drills), and its client. One JSON line each way."""
+"""The socket a run listens on for people's requests (drills, probes, moves), and its client. One JSON line each way."""
 
 from __future__ import annotations
 
@@ -13,16 +13,27 @@ from typing import Any, Protocol
 
 import msgspec
 
-from keepstep.errors import EnvironmentProblem, KeepstepError, UsageError
+from keepstep.errors import EnvironmentProblem, KeepstepError, MoveNotMade, UsageError
 from keepstep.records.drills import DrillRequest
+from keepstep.records.moves import MoveRequest
 from keepstep.service.run_directory import is_running, read_run
 
-__all__ = ["DrillTaker", "ProbeRequest", "ProbeTaker", "ask_drill", "ask_probe", "serve_control"]
+__all__ = [
+    "DrillTaker",
+    "MoveTaker",
+    "ProbeRequest",
+    "ProbeTaker",
+    "ask_drill",
+    "ask_move",
+    "ask_probe",
+    "serve_control",
+]
 
 _MAX_LINE_BYTES = 4096
 _MAX_REPLY_BYTES = 1 << 20
 _CLIENT_S = 5.0
 _PROBE_S = 150.0
+_MOVE_S = 3600.0
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -40,20 +51,28 @@ class ProbeTaker(Protocol):
         """Probe finding `number`; returns what is left of its suspects. Raises UsageError for nonsense."""
 
 
+class MoveTaker(Protocol):
+    """Whoever moves ranks."""
+
+    async def __call__(self, request: MoveRequest) -> str:
+        """Move ranks; returns what will happen or how it went. Raises UsageError for nonsense, MoveNotMade."""
+
+
 class ProbeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Run the probe of finding `probe`."""
 
     probe: int
 
 
-async def serve_control(name: str, *, drill: DrillTaker, probe: ProbeTaker) -> asyncio.Server:
-    """Answer requests on the abstract socket `name`; `drill` and `probe` say what will happen, or raise."""
+async def serve_control(name: str, *, drill: DrillTaker, probe: ProbeTaker, move: MoveTaker) -> asyncio.Server:
+    """Answer requests on the abstract socket `name`; those that take them say what will happen, or raise."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, TimeoutError, ValueError):
             if _same_user(writer.get_extra_info("socket")):
                 line = await asyncio.wait_for(reader.readline(), _CLIENT_S)
-                writer.write(json.dumps(await _reply(line, drill=drill, probe=probe)).encode() + b"\n")
+                reply = await _reply(line, drill=drill, probe=probe, move=move)
+                writer.write(json.dumps(reply).encode() + b"\n")
                 await writer.drain()
         writer.close()
 
@@ -71,6 +90,15 @@ def ask_drill(directory: Path, request: DrillRequest) -> str:
 def ask_probe(directory: Path, number: int) -> str:
     """Have the run in `directory` probe finding `number`; returns what is left. Raises UsageError if it is over."""
     return _ask(directory, msgspec.json.encode(ProbeRequest(number)), what="a probe", limit_s=_PROBE_S)
+
+
+def ask_move(directory: Path, request: MoveRequest) -> str:
+    """Have the run in `directory` move ranks; returns what will happen or, with `wait`, how it went.
+
+    Raises UsageError if it makes no sense or the run is over, MoveNotMade if the move was given up.
+    """
+    limit_s = _MOVE_S if request.wait else _CLIENT_S
+    return _ask(directory, msgspec.json.encode(request), what="a move", limit_s=limit_s)
 
 
 def _ask(directory: Path, request: bytes, *, what: str, limit_s: float) -> str:
@@ -92,25 +120,31 @@ def _ask(directory: Path, request: bytes, *, what: str, limit_s: float) -> str:
     except (OSError, ValueError) as error:
         raise over from error
     if not reply.get("ok"):
-        raise UsageError(str(reply.get("say", "refused")), where=str(directory))
+        kind = MoveNotMade if reply.get("code") == MoveNotMade.exit_code else UsageError
+        raise kind(str(reply.get("say", "refused")), where=str(directory))
     return str(reply.get("say", ""))
 
 
-async def _reply(line: bytes, *, drill: DrillTaker, probe: ProbeTaker) -> dict[str, Any]:
+async def _reply(line: bytes, *, drill: DrillTaker, probe: ProbeTaker, move: MoveTaker) -> dict[str, Any]:
     try:
         request = _request(line)
-        say = await probe(request.probe) if isinstance(request, ProbeRequest) else drill(request)
+        if isinstance(request, DrillRequest):
+            say = drill(request)
+        else:
+            say = await (probe(request.probe) if isinstance(request, ProbeRequest) else move(request))
         return {"ok": True, "say": say}
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        return {"ok": False, "say": f"not a request: {error}"}
+        return {"ok": False, "say": f"not a request: {error}", "code": UsageError.exit_code}
     except KeepstepError as error:
-        return {"ok": False, "say": str(error)}
+        return {"ok": False, "say": str(error), "code": error.exit_code}
 
 
-def _request(line: bytes) -> DrillRequest | ProbeRequest:
-    """Raises msgspec's errors for anything that is neither."""
+def _request(line: bytes) -> DrillRequest | ProbeRequest | MoveRequest:
+    """Raises msgspec's errors for anything that is none of them."""
     with contextlib.suppress(msgspec.ValidationError):
         return msgspec.json.decode(line, type=ProbeRequest)
+    with contextlib.suppress(msgspec.ValidationError):
+        return msgspec.json.decode(line, type=MoveRequest)
     return msgspec.json.decode(line, type=DrillRequest)
 
 

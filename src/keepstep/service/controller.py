@@ -14,11 +14,14 @@ from keepstep.control.drilling import drill_words, plan_drill
 from keepstep.control.job import decide, new_job
 from keepstep.control.job_state import Decision, Directed, JobSpec, JobState, StopRequest, TakeOver, Tick
 from keepstep.control.job_state import Event as Input
+from keepstep.control.move_plan import plan_move, plan_words
 from keepstep.control.roster import by_rank
-from keepstep.errors import UsageError
+from keepstep.errors import MoveNotMade, UsageError
 from keepstep.records.drills import DrillRequest
 from keepstep.records.events import DrillRecord, Event, FactRecord, LeaderRecord, OrderRecord, StopAsked, TimePassed
 from keepstep.records.messages import Drill, Drilled, Fact, StartMember
+from keepstep.records.move_words import move_words
+from keepstep.records.moves import MoveAsked, MoveRecord, MoveRequest
 from keepstep.service.clock import Clock
 from keepstep.service.keeper import Keeper
 from keepstep.service.leadership import Leadership
@@ -73,6 +76,7 @@ class JobShell:
         self._waiting: deque[tuple[Input, int]] = deque()
         self._busy = False
         self._asked: list[Drill] = []
+        self._moves: dict[int, asyncio.Future[MoveRecord]] = {}
 
     def lead(self) -> None:
         """Begin to lead: a new job, or one that an earlier controller left."""
@@ -83,7 +87,12 @@ class JobShell:
         self._keeper.keep(LeaderRecord(job=self.state.spec.job, wall=self._clock.wall(), epoch=epoch), durable=True)
 
     def feed(
-        self, fact: Fact | Tick | StopRequest | TakeOver, *, node: str = "", member: str = "", number: int = 0
+        self,
+        fact: Fact | Tick | StopRequest | TakeOver | MoveRequest,
+        *,
+        node: str = "",
+        member: str = "",
+        number: int = 0,
     ) -> None:
         """Take one fact. Facts that orders lead to at once (an embedded agent answers directly) wait their turn; a
         numbered one that was heard before is dropped."""
@@ -116,6 +125,22 @@ class JobShell:
             self._asked.append(directed.order)
             self.order(directed)
         return "; ".join(self._promise(directed.order) for directed in planned if isinstance(directed.order, Drill))
+
+    async def move(self, request: MoveRequest) -> str:
+        """Move ranks; returns what will happen, or with `wait` how it went.
+
+        Raises UsageError for nonsense and, with `wait`, MoveNotMade.
+        """
+        heirs = plan_move(self.state, request)
+        number = self.state.moves + 1
+        self._moves[number] = ended = asyncio.get_running_loop().create_future()
+        self.feed(request)
+        if not request.wait:
+            return plan_words(number, heirs)
+        record = await ended
+        if record.outcome != "made":
+            raise MoveNotMade(move_words(record))
+        return move_words(record)
 
     def order(self, directed: Directed) -> None:
         """Give an order that the machine did not decide on (a drill, a question): journal, then on its way."""
@@ -161,6 +186,10 @@ class JobShell:
         self._record(decision, orders, now=now)
         for directed in orders:
             self._deliver(directed)
+        for record in decision.moves:
+            ended = self._moves.pop(record.number, None)
+            if ended is not None and not ended.done():
+                ended.set_result(record)
         if decision.reason:
             quiet = before.phase in ("gathering", "restarting")
             _log.log(logging.DEBUG if quiet else logging.INFO, "%s", decision.reason)
@@ -170,7 +199,7 @@ class JobShell:
     def _record(self, decision: Decision, orders: list[Directed], *, now: float) -> None:
         """Journal what was decided; on the disk before any order of it goes out."""
         given = [self._order_record(directed, now) for directed in orders]
-        events: list[Event] = [*decision.findings, *decision.incidents, *given]
+        events: list[Event] = [*decision.findings, *decision.incidents, *decision.moves, *given]
         for count, event in enumerate(events, 1):
             self._keeper.keep(event, durable=count == len(events))
 
@@ -227,13 +256,15 @@ class JobShell:
         self._send(directed)
 
 
-def _event_record(event: Input, *, job: str, now: float, number: int) -> FactRecord | StopAsked | LeaderRecord:
+def _event_record(event: Input, *, job: str, now: float, number: int) -> Event:
     """What the journal keeps of an event, so that the state can be rebuilt from it."""
     fact = event.fact
     if isinstance(fact, StopRequest):
         return StopAsked(job=job, wall=now, code=fact.code, why=fact.why)
     if isinstance(fact, TakeOver):
         return LeaderRecord(job=job, wall=now, epoch=fact.epoch)
+    if isinstance(fact, MoveRequest):
+        return MoveAsked(job=job, wall=now, request=fact)
     assert not isinstance(fact, Tick)
     return FactRecord(job=job, node=event.source_node, member=event.source_member, wall=now, fact=fact, number=number)
 

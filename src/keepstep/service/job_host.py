@@ -154,7 +154,9 @@ class JobHost:
         for number in STOPPED_BY:
             loop.add_signal_handler(number, self._on_signal, number)
         name = f"keepstep-run-{self.plan.job}-{secrets.token_hex(8)}"
-        self._control = await serve_control(name, drill=self.shell.drill, probe=self.desk.probes.probe)
+        self._control = await serve_control(
+            name, drill=self.shell.drill, probe=self.desk.probes.probe, move=self.shell.move
+        )
         facts = run_facts(self.plan, created=self._clock.wall(), control=name)
         self._directory.publish(facts)
         if not self._keeper.events:

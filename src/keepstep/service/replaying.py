@@ -10,7 +10,7 @@ from keepstep.control.job import decide, new_job
 from keepstep.control.job_state import Directed, JobSpec, JobState, StopRequest, TakeOver, Tick
 from keepstep.control.job_state import Event as Input
 from keepstep.errors import UsageError
-from keepstep.records.events import Event, FactRecord, LeaderRecord, OrderRecord, StopAsked, TimePassed
+from keepstep.records.events import Event, FactRecord, LeaderRecord, MoveAsked, OrderRecord, StopAsked, TimePassed
 from keepstep.records.messages import Welcome
 from keepstep.service.outbox import Outboxes
 
@@ -55,6 +55,8 @@ def _happened(event: Event) -> Input | None:
         return Input("", "", Tick())
     if isinstance(event, StopAsked):
         return Input("", "", StopRequest(event.code, event.why))
+    if isinstance(event, MoveAsked):
+        return Input("", "", event.request)
     if isinstance(event, LeaderRecord):
         return Input("", "", TakeOver(event.epoch))
     return None

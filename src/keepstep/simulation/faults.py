@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
+from keepstep.control.move_state import Move
 from keepstep.simulation.engine import Engine
 from keepstep.simulation.simulated_disk import SimulatedDisk
 from keepstep.simulation.simulated_plane import SimulatedPlane
 from keepstep.simulation.simulated_process import Life
 from keepstep.simulation.trainee import Trainee
 
-__all__ = ["Blow", "Injector", "draw_blows"]
+__all__ = ["Aim", "Blow", "Injector", "draw_aims", "draw_blows"]
 
 _KINDS = (("kill", 50), ("segfault", 8), ("freeze", 18), ("cut", 8), ("pair", 8), ("standby", 5), ("damage", 3))
 
@@ -40,6 +41,31 @@ def draw_blows(rng: random.Random, *, points: int, most: int) -> tuple[Blow, ...
     return tuple(sorted(blows, key=lambda blow: blow.point))
 
 
+class Aim(msgspec.Struct, frozen=True):
+    """A blow at one that takes part in a move, when so many points were passed in it (in its commit): to its leaver,
+    joiner, or a stayer."""
+
+    point: int
+    in_commit: bool
+    whom: str
+    kind: str
+    asleep_s: float
+
+
+def draw_aims(rng: random.Random) -> tuple[Aim, ...]:
+    """Up to three blows at moves; most in the short time in which they are committed."""
+    return tuple(
+        Aim(
+            point=rng.randint(0, 25 if in_commit else 120),
+            in_commit=in_commit,
+            whom=rng.choice(("leaver", "joiner", "stayer", "here")),
+            kind=rng.choice(("kill", "kill", "kill", "segfault", "freeze", "cut")),
+            asleep_s=rng.choice((0.05, 0.5, 2.0, 1e6)),
+        )
+        for in_commit in [rng.random() < 0.7 for _ in range(rng.choice((0, 1, 1, 1, 2, 3)))]
+    )
+
+
 class Injector:
     """Counts points and strikes. `struck` tells what was done: (kind, name of the process, its rank).
 
@@ -47,11 +73,22 @@ class Injector:
     but one), `early` that one was still in its set-up.
     """
 
-    def __init__(self, engine: Engine, blows: tuple[Blow, ...], *, trainees: dict[str, Trainee]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        blows: tuple[Blow, ...],
+        *,
+        trainees: dict[str, Trainee],
+        aims: tuple[Aim, ...] = (),
+    ) -> None:
         self.struck: list[tuple[str, str, int]] = []
         self.late = False
         self.early = False
         self.on_freeze: Callable[[Life], None] = lambda life: None
+        self.move: Callable[[], Move | None] = lambda: None
+        self._aims = list(aims)
+        self._move_points = 0
+        self._commit_points = 0
         self._engine = engine
         self._trainees = trainees
         self._blows = list(blows)
@@ -64,6 +101,32 @@ class Injector:
             blow = self._blows.pop(0)
             for number, victim in enumerate(self._victims(blow, life)):
                 self._strike(blow, victim, plane=plane, disk=disk, number=number)
+
+        move = self.move()
+        if move is not None:
+            self._pass_in_move(move, life, plane=plane, disk=disk)
+
+    def _pass_in_move(self, move: Move, life: Life, *, plane: SimulatedPlane, disk: SimulatedDisk) -> None:
+        self._move_points += 1
+        self._commit_points += move.committing
+        for aim in tuple(self._aims):
+            if aim.point <= (self._commit_points if aim.in_commit else self._move_points):
+                names = {"leaver": move.leavers, "joiner": move.joiners, "here": {life.name}}.get(aim.whom)
+                living = [t for t in self._trainees.values() if t.life.alive and not t.life.frozen and t.rank >= 0]
+                apart = move.leavers | move.joiners
+                aimed = [t for t in living if (t.life.name not in apart if names is None else t.life.name in names)]
+                if aimed:
+                    self._aims.remove(aim)
+                    self._hit(aim, self._engine.rng.choice(aimed), plane=plane, disk=disk)
+
+    def _hit(self, aim: Aim, victim: Trainee, *, plane: SimulatedPlane, disk: SimulatedDisk) -> None:
+        blow = Blow(0, aim.kind, True, aim.asleep_s)
+        others = [t for t in self._trainees.values() if t.life.alive and t.rank >= 0 and t is not victim]
+        if aim.kind != "cut":
+            self._strike(blow, victim, plane=plane, disk=disk, number=0)
+        elif others:
+            for number, one in enumerate((victim, self._engine.rng.choice(others))):
+                self._strike(blow, one, plane=plane, disk=disk, number=number)
 
     def _victims(self, blow: Blow, life: Life) -> Iterator[Trainee]:
         living = [t for t in self._trainees.values() if t.life.alive and not t.life.frozen]

@@ -58,6 +58,11 @@ class SimulatedFabric:
         self._plane.contribute(self, sequence, call=(kind, step), given=given)
         return sequence
 
+    @property
+    def next_sequence(self) -> int:
+        """The number of the collective that comes next."""
+        return self._sequence
+
     def heard(self, generation: int, rank: int) -> None:
         """News of a loss from another member."""
         if generation == self.generation:
@@ -104,9 +109,15 @@ class SimulatedPlane:
         if call[0] == "broadcast":
             self._hand_out_broadcast(parts, sequence, generation=fabric.generation)
         elif len(parts) == self._world:
-            result = self.truth.reduced({rank: part for rank, (_, part) in parts.items()})
+            result = self._result(call[0], {rank: part for rank, (_, part) in parts.items()})
             for end, _ in parts.values():
                 self._deliver(end, sequence, generation=fabric.generation, result=result)
+
+    def _result(self, kind: str, parts: dict[int, str]) -> str:
+        """What all get: the words of an agreement, the lowest vote, else the sum."""
+        if kind == "agree":
+            return "|".join(part for _, part in sorted(parts.items()) if part)
+        return min(parts.values()) if kind == "vote" else self.truth.reduced(parts)
 
     def _hand_out_broadcast(
         self, parts: Mapping[int, tuple[SimulatedFabric, str]], sequence: int, *, generation: int

@@ -35,7 +35,7 @@ Program = Generator[Pause, None, None]
 
 
 class Life:
-    """One process. The world sets `at_point`, `on_exit` and `on_said`; a program sets `on_poison`."""
+    """One process. The world sets `at_point`, `on_exit` and `on_said`; a program sets `on_poison` and `on_move`."""
 
     def __init__(self, engine: Engine, name: str, *, node: str) -> None:
         self.name = name
@@ -50,6 +50,7 @@ class Life:
         self.on_exit: Callable[[Life], None] = lambda life: None
         self.on_said: Callable[[Life, Fact], None] = lambda life, fact: None
         self.on_poison: Callable[[], None] = lambda: None
+        self.on_move: Callable[[Order], bool] = lambda order: False
         self.orders: deque[Order] = deque()
         self._engine = engine
         self._epoch = 0
@@ -118,6 +119,8 @@ class Life:
         self._epoch = epoch
         if isinstance(order, Fence):
             self.end(EXIT_FENCED, 0)
+            return
+        if self.on_move(order):
             return
         self.orders.append(order)
         if isinstance(order, (Abort, Stop)):

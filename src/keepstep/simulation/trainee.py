@@ -26,6 +26,7 @@ from keepstep.control.member import (
     obey,
     step_kept,
 )
+from keepstep.control.member_moves import must_wait
 from keepstep.records.messages import (
     Address,
     Checkpoints,
@@ -44,6 +45,7 @@ from keepstep.records.messages import (
 )
 from keepstep.simulation.engine import Engine
 from keepstep.simulation.simulated_disk import Part, SimulatedDisk
+from keepstep.simulation.simulated_move import Habits, MovingPart
 from keepstep.simulation.simulated_plane import SimulatedFabric, SimulatedPlane
 from keepstep.simulation.simulated_process import Exit, Life, Pause, Program
 from keepstep.simulation.truth import Truth, digest_of
@@ -57,12 +59,14 @@ class Script(msgspec.Struct, frozen=True):
     """The user's program: `steps` updates, a checkpoint after each `every` (0: none).
 
     `raises` and `crashes` are (rank, step): an exception with exit code 3, or a SIGSEGV, whenever that is reached.
+    `habits` is how it behaves in a planned move.
     """
 
     steps: int
     every: int = 0
     raises: tuple[int, int] | None = None
     crashes: tuple[int, int] | None = None
+    habits: Habits = Habits()
 
 
 class Surroundings(msgspec.Struct):
@@ -89,6 +93,10 @@ class Trainee:
         self.finished = False
         self.machine = MemberState(rank=rank, generation=0)
         self.fabric = SimulatedFabric(world.plane, life.name, rank=rank, generation=0)
+        self.moving = MovingPart(
+            world.engine, self, others=lambda name: world.trainees[name].moving, habits=world.script.habits
+        )
+        self._words = ""
         self._chance = world.engine.rng
 
     # ------------------------------------------------------------ becoming a member
@@ -124,6 +132,7 @@ class Trainee:
         self.fabric.wake = self.life.resume
         self.fabric.on_loss = lambda rank: self.life.say(PeerLostReport(self.fabric.generation, rank))
         self.life.on_poison = self.fabric.poison
+        self.life.on_move = self.moving.take
         self.world.plane.join(self.fabric)
         if not order.joiner:
             self.fabric.roster = {rank: address.member for rank, address in order.roster.items()}
@@ -148,6 +157,7 @@ class Trainee:
 
     def _step(self) -> Program:
         kept = (self.state, self.private)
+        self._words = ""
         number = self.machine.version
         truth, script = self.world.truth, self.world.script
         yield from self.life.sleep(self._about(0.01), "computing")
@@ -173,6 +183,7 @@ class Trainee:
         self.private = truth.private(self.rank, number + 1)
         yield from self.life.sleep(self._about(0.0005), "updated")
         yield from self._kept()
+        yield from self.moving.commit(self._words, self._vote)
 
     def _kept(self) -> Program:
         self.machine, act = step_kept(self.machine)
@@ -205,12 +216,23 @@ class Trainee:
     def _agreement(self, kind: str) -> Generator[Pause, None, bool]:
         if self.fabric.poisoned or self.fabric.local:
             return False
-        sequence = self.fabric.call(kind, "", step=self.machine.version)
+        word = self.moving.word() if kind == "agree" else ""
+        sequence = self.fabric.call(kind, word, step=self.machine.version)
         yield from self.life.wait(lambda: self.fabric.poisoned or sequence in self.fabric.results, kind)
         passed = sequence in self.fabric.results
         if passed:
+            self._words = self.fabric.results[sequence]
             yield from self.life.sleep(0.0, "agreed")
         return passed
+
+    def _vote(self, given: str) -> Program:
+        if not self.fabric.poisoned:
+            yield from self._collective("vote", given)
+
+    def took_over(self) -> None:
+        """The state of a leaver is this process's own now."""
+        self._check("took over")
+        self._publish(self.machine.version, self.private)
 
     # ------------------------------------------------------------ the machine
 
@@ -218,8 +240,14 @@ class Trainee:
         self.machine, act = at_boundary(self.machine)
         if act is not None:
             yield from self._do(act)
-        while self.fabric.poisoned or self.machine.answering >= 0 or self.life.orders:
-            order = yield from self._next_order("boundary")
+        while self.fabric.poisoned or must_wait(self.machine) or self.life.orders:
+            if self.moving.may_take():
+                yield from self.moving.take_rank()
+                continue
+            yield from self.life.wait(lambda: bool(self.life.orders) or self.moving.may_take(), "boundary")
+            if not self.life.orders:
+                continue
+            order = self.life.orders.popleft()
             self.machine, act = obey(self.machine, order, place=Place.BOUNDARY)
             yield from self._do(act)
 
@@ -251,6 +279,8 @@ class Trainee:
         elif isinstance(act, RunOn):
             self._run_on(act)
         elif isinstance(act, LeaveJob):
+            if self.machine.leaving:
+                self.world.plane.leave(self.fabric)
             raise Exit(act.code)
         yield from self.life.sleep(self._about(0.0003), type(act).__name__)
 
@@ -284,6 +314,7 @@ class Trainee:
 
     def _run_on(self, act: RunOn) -> None:
         self.image = None
+        self.moving.clear()
         roster = {rank: address.member for rank, address in act.order.roster.items()}
         self.fabric.install(act.order.generation, roster)
         self._check("runs on")

@@ -24,7 +24,8 @@ _EXCUSES = (
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """How a run ended: the job's exit code, the reason, whole restarts, incidents, faults and simulated seconds."""
+    """How a run ended: the job's exit code, the reason, whole restarts, incidents, faults, simulated seconds, and
+    how many planned moves were made and not made."""
 
     seed: int
     code: int
@@ -33,6 +34,8 @@ class Verdict(msgspec.Struct, frozen=True):
     incidents: int
     faults: int
     seconds: float
+    moved: int = 0
+    unmoved: int = 0
 
 
 def simulate(seed: int) -> Verdict:
@@ -52,6 +55,8 @@ def simulate(seed: int) -> Verdict:
         incidents=len(world.incidents),
         faults=len(world.injector.struck),
         seconds=world.engine.now,
+        moved=sum(1 for record in world.moves if record.outcome == "made"),
+        unmoved=sum(1 for record in world.moves if record.outcome != "made"),
     )
 
 
@@ -66,6 +71,7 @@ def judge(world: World, *, ended: bool) -> None:
         _check_incident(incident)
     _check_alarms(world)
     _check_swapped(world)
+    _check_moves(world)
     if state.exit_code == 0:
         _check_success(world)
     else:
@@ -88,7 +94,8 @@ def _check_alarms(world: World) -> None:
     kinds = {kind for kind, _, _ in world.injector.struck}
     script = world.plan.script
     struck = {name for _, name, _ in world.injector.struck}
-    if len(members) < len(world.incidents) and "cut" not in kinds:
+    left = {name for record in world.moves for name in record.leavers}
+    if len(members) < len(world.incidents) and "cut" not in kinds and not left & struck:
         raise Violation("a false alarm: links are made anew, and none was cut")
     if script.crashes is None and script.raises is None and "damage" not in kinds and not set(members) <= struck:
         raise Violation(f"a false alarm: nothing was done to {set(members) - struck}")
@@ -100,12 +107,32 @@ def _check_success(world: World) -> None:
     finished = {t.rank for t in world.trainees.values() if t.finished and t.machine.version == steps}
     if finished != set(range(layout.world)):
         raise Violation(f"only ranks {sorted(finished)} made all {steps} steps")
-    told = {incident.member for incident in world.incidents}
+    told = {incident.member for incident in world.incidents} | _apart(world)
     for kind, name, rank in world.injector.struck:
         if kind in ("kill", "segfault", "pair") and rank >= 0 and name not in told and not world.state.attempt:
             raise Violation(f"{name} (rank {rank}) was killed and no incident tells it")
     if world.plan.script.raises is not None:
         raise Violation("the script raised an exception and the job ended well")
+
+
+def _apart(world: World) -> set[str]:
+    """Processes of moves whose end need not be an incident: joiners before they hold a rank, leavers after it."""
+    return {name for record in world.moves for name in (*record.joiners, *record.leavers)}
+
+
+def _check_moves(world: World) -> None:
+    """An undisturbed move is made, unless somebody refused; and what was asked for has an end."""
+    if world.state.move is not None:
+        raise Violation(f"a move has no end: {world.state.move}")
+    plan = world.plan
+    disturbed = (
+        world.injector.struck or plan.script.raises or plan.script.crashes or plan.stop_s or plan.start_fails >= 0
+    )
+    for record in world.moves:
+        late = "last step" in record.why or "the job ended" in record.why
+        refused = record.refused or "cannot prepare" in record.why
+        if record.outcome != "made" and not (disturbed or late or refused):
+            raise Violation(f"move {record.number} is {record.outcome} for no reason: {record.why}")
 
 
 def _check_swapped(world: World) -> None:

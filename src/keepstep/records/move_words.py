@@ -1,0 +1,39 @@
+"""A planned move in words, one line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from keepstep.records.moves import MoveRecord
+
+__all__ = ["move_words", "pause_words", "whence_words"]
+
+
+def move_words(record: MoveRecord) -> str:
+    """What moved from where to where, or why not; with the parts of the pause."""
+    head = f"move {record.number} is {record.outcome}: {whence_words(record)}"
+    if record.outcome == "not made":
+        return f"{head}: {record.why}"
+    took = "" if record.first_step_s is None else f", {record.first_step_s:.1f} s after the request"
+    why = f" ({record.why})" if record.why else ""
+    pause = pause_words(record.pause)
+    return f"{head}{took}{why}" + (f"; {pause}" if pause else "")
+
+
+def whence_words(record: MoveRecord) -> str:
+    """Each rank with its old and its new process."""
+    rows = zip(record.ranks, record.leavers, record.origins, record.joiners, record.nodes, strict=False)
+    return ", ".join(
+        f"rank {rank} from {leaver} on {origin} to {joiner or 'a standby'} on {node}"
+        for rank, leaver, origin, joiner, node in rows
+    )
+
+
+def pause_words(pause: Mapping[str, float]) -> str:
+    """`pause 3.1 ms: last update 1.2, check 1.9; 4096 bytes copied in it`; empty where nothing was counted."""
+    parts = {name.removesuffix("_s").replace("_", " "): at for name, at in pause.items() if name.endswith("_s")}
+    if not parts:
+        return ""
+    listed = ", ".join(f"{name} {seconds * 1e3:.1f}" for name, seconds in parts.items())
+    copied = f"; {int(pause['bytes'])} bytes copied in it" if pause.get("bytes") else ""
+    return f"pause {sum(parts.values()) * 1e3:.1f} ms: {listed}{copied}"
