@@ -2,7 +2,7 @@
 
 `--die RANK:STEP:CALL` sends SIGKILL to the process that holds RANK when it makes the CALL-th communication call of
 STEP (from 0; "update": in the optimizer step, behind the agreement). Each happens once. `--weights` is a directory in
-which every rank leaves the hash of its final weights.
+which every rank leaves the hash of its final weights. `--control` is explained in phases.py.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ import os
 import runpy
 import signal
 import sys
+import time
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from phases import stop_at_phases
 
 from keepstep.training.collectives import KeepstepGroup
 from keepstep.training.user_job import Job
@@ -24,9 +26,10 @@ from keepstep.training.user_job import Job
 class Deaths:
     """Where this process is, and where it has to die."""
 
-    def __init__(self, places: list[str], marker: str) -> None:
+    def __init__(self, places: list[str], marker: str, pace_file: str) -> None:
         self.places = places
         self.marker = marker
+        self.pace_file = pace_file
         self.step = -1
         self.calls = 0
 
@@ -42,6 +45,8 @@ class Deaths:
 
     def calling(self) -> None:
         if self.step >= 0:
+            if self.pace_file and not self.calls:
+                time.sleep(float(Path(self.pace_file).read_text() or 0))
             self.at(str(self.calls))
             self.calls += 1
 
@@ -76,11 +81,15 @@ def main() -> None:
     parser.add_argument("--die", action="append", default=[])
     parser.add_argument("--marker", default="")
     parser.add_argument("--weights", default="")
+    parser.add_argument("--control", default="")
+    parser.add_argument("--pace-file", default="", help="seconds to wait in every step, read again in each")
     parser.add_argument("script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    watch(Deaths(args.die, args.marker), args.weights)
+    if args.control:
+        stop_at_phases(Path(args.control))
+    watch(Deaths(args.die, args.marker, args.pace_file), args.weights)
     sys.argv = [args.script, *args.arguments]
     sys.path.insert(0, str(Path(args.script).parent))
     runpy.run_path(args.script, run_name="__main__")
