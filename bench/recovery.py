@@ -4,7 +4,7 @@ pause = from the signal to the end of the redone step, at full world size, minus
 is the moment the last rank begins the next one. The interrupted step is the newest that any rank had begun. Both
 scripts write the begin of every step; signals come from outside, at a random moment of a step. Baseline: plain DDP
 on Gloo with a checkpoint every 10 steps, under torchrun with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 (without it
-torchrun 2.13 does not recover).
+torchrun 2.13 does not recover). `--layouts` measures every layout of the examples instead (recovery_layouts.py).
 """
 
 from __future__ import annotations
@@ -12,42 +12,17 @@ from __future__ import annotations
 import os
 import random
 import signal
-import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 from harness import Result, judge, options, ratios, report, rounds
+from recovery_layouts import measure_layouts
+from watched_jobs import BIN, ROOT, Episode, Failed, Job, judged, normal_step_s
 
-ROOT = Path(__file__).resolve().parents[1]
-BIN = Path(sys.executable).parent
 WORLD = 4
-WARM_STEPS = 5
-LIMIT_S = 120.0
-
-
-class Begin(NamedTuple):
-    """One line of a step log: a rank begins a step."""
-
-    time: float
-    step: int
-    rank: int
-    pid: int
-
-
-class Episode(NamedTuple):
-    """One loss: the pause in seconds, and the finished steps that had to be computed again."""
-
-    pause_s: float
-    steps_lost: int
-
-
-class Failed(RuntimeError):
-    """A job did not do what the measurement needs."""
 
 
 def keepstep(folder: Path, steps: int, *, faults: bool) -> list[str]:
@@ -64,108 +39,6 @@ def torchrun(folder: Path, steps: int, *, faults: bool) -> list[str]:
     return [str(BIN / "torchrun"), *launch, *script, *saves, "--step-log", str(folder / "steps")]
 
 
-def read(log: Path) -> list[Begin]:
-    """All whole lines of a step log, in the order of time."""
-    if not log.is_file():
-        return []
-    lines = log.read_text().split("\n")[:-1]
-    return sorted(Begin(float(t), int(s), int(r), int(p)) for t, s, r, p in (line.split() for line in lines))
-
-
-def normal_step_s(begins: Sequence[Begin]) -> float:
-    """Median time between the begins of consecutive steps of rank 0, the first few left out."""
-    mine = [begin for begin in begins if begin.rank == 0 and begin.step >= WARM_STEPS]
-    gaps = [b.time - a.time for a, b in zip(mine, mine[1:], strict=False) if (b.pid, b.step) == (a.pid, a.step + 1)]
-    if not gaps:
-        raise Failed("no normal step was seen")
-    return statistics.median(gaps)
-
-
-def full_again(begins: Sequence[Begin], step: int, *, since: float) -> list[Begin]:
-    """Per rank its first begin of `step` after `since`; of all ranks, or none."""
-    first: dict[int, Begin] = {}
-    for begin in begins:
-        if begin.time > since and begin.step == step:
-            first.setdefault(begin.rank, begin)
-    return list(first.values()) if len(first) == WORLD else []
-
-
-def judged(begins: Sequence[Begin], lost_at: float) -> Episode | None:
-    """What the loss at `lost_at` cost; None while the job is not whole again."""
-    before = [begin for begin in begins if begin.time <= lost_at]
-    interrupted = max(begin.step for begin in before)
-    whole = full_again(begins, interrupted + 1, since=lost_at)
-    if not whole:
-        return None
-    members = {begin.pid for begin in whole}
-    stayers = members & {begin.pid for begin in before}
-    again = [begin.step for begin in begins if begin.time > lost_at and begin.pid in (stayers or members)]
-    pause_s = max(begin.time for begin in whole) - lost_at - normal_step_s(before)
-    return Episode(pause_s, max(0, interrupted - min(again)))
-
-
-class Job:
-    """A job that is being watched; leaving the block ends every process of it."""
-
-    def __init__(self, command: list[str], folder: Path) -> None:
-        self.log = folder / "steps"
-        self.output = folder / "output"
-        surroundings = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-        with self.output.open("wb") as output:
-            self.process = subprocess.Popen(
-                command, env=os.environ | surroundings, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-            )
-
-    def __enter__(self) -> Job:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pids = [*descendants(self.process.pid), *{begin.pid for begin in read(self.log)}]
-        if self.process.poll() is None:
-            self.process.terminate()
-            try:
-                self.process.wait(10)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
-        for pid in pids:
-            if str(self.log).encode() in command_line(pid):
-                os.kill(pid, signal.SIGKILL)
-
-    def until(self, found: Callable[[list[Begin]], object], *, what: str) -> list[Begin]:
-        """The step log as soon as `found` is true of it. Raises Failed if the job ends or takes too long first."""
-        give_up = time.monotonic() + LIMIT_S
-        while True:
-            ended = self.process.poll() is not None
-            begins = read(self.log)
-            if found(begins):
-                return begins
-            if ended or time.monotonic() > give_up:
-                tail = self.output.read_text(errors="replace")[-1500:]
-                raise Failed(f"{what}: {'job ended' if ended else f'not in {LIMIT_S:.0f} s'}\n{tail}")
-            time.sleep(0.01)
-
-
-def descendants(pid: int) -> list[int]:
-    """Pids of all processes below `pid`."""
-    found: list[int] = []
-    for listing in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            below = [int(word) for word in listing.read_text().split()]
-        except OSError:
-            continue
-        found += below + [deeper for child in below for deeper in descendants(child)]
-    return found
-
-
-def command_line(pid: int) -> bytes:
-    """The command line of a process, empty if it is gone; to be sure that a pid is still ours."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""
-
-
 def lose_a_rank(launcher: Callable[..., list[str]], sent: signal.Signals, *, chance: random.Random) -> Episode:
     """Start a job, send the signal to a rank in mid-step, and wait until all ranks have redone the step."""
     at_step, victim = chance.randrange(14, 20), chance.randrange(1, WORLD)
@@ -177,8 +50,8 @@ def lose_a_rank(launcher: Callable[..., list[str]], sent: signal.Signals, *, cha
             pid = next(begin.pid for begin in reversed(begins) if begin.rank == victim)
             lost_at = time.time()
             os.kill(pid, sent)
-            begins = job.until(lambda seen: judged(seen, lost_at), what=f"recovery from {sent.name}")
-    episode = judged(begins, lost_at)
+            begins = job.until(lambda seen: judged(seen, lost_at, world=WORLD), what=f"recovery from {sent.name}")
+    episode = judged(begins, lost_at, world=WORLD)
     assert episode is not None
     return episode
 
@@ -231,13 +104,19 @@ def measure(count: int, steps: int) -> list[Result]:
 def main() -> int:
     parser = options("Pause after a loss, keepstep against torchrun.")
     parser.add_argument("--rounds", type=int, default=5, help="how often each case is run")
+    parser.add_argument("--layouts", action="store_true", help="every layout of the examples, without torchrun")
+    parser.add_argument("--planned", action="store_true", help="with --layouts: a planned move of each, too")
     args = parser.parse_args()
     try:
-        results = measure(1 if args.quick else args.rounds, 0 if args.quick else 80)
+        if args.layouts:
+            few = {"layouts": ("hsdp", "pipeline")} if args.quick else {}
+            results = measure_layouts(1 if args.quick else args.rounds, planned=args.planned, **few)
+        else:
+            results = measure(1 if args.quick else args.rounds, 0 if args.quick else 80)
     except Failed as failure:
         sys.stderr.write(f"bench/recovery.py: {failure}\n")
         return 1
-    report("recovery", results, args.format)
+    report("recovery_layouts" if args.layouts else "recovery", results, args.format)
     return 0 if all(result.met for result in results) else 1
 
 

@@ -78,7 +78,7 @@ class Stage:
         """A warm standby without a rank, or ""."""
         greeted = [fact for fact in self.job.records("Hello") if fact["rank"] < 0]
         taken = set(self.welcomed())
-        warm = [fact["source"] for fact in greeted if fact["source"] not in taken and alive(fact["pid"])]
+        warm = [fact["member"] for fact in greeted if fact["member"] not in taken and alive(fact["pid"])]
         return warm[0] if warm else ""
 
     def pid_of(self, victim: str) -> int:
