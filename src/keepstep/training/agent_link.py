@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from keepstep.errors import PeerLost
 from keepstep.records.messages import Abort, Drill, Fact, Fence, Order, Stop, TakePaths
+from keepstep.records.move_messages import MoveOrder, ReleaseMember
 from keepstep.records.watch_messages import ProbeLinks
 from keepstep.store.wire import MemberWire
 
@@ -24,15 +25,16 @@ EXIT_AGENT_LOST = 75
 
 
 class AgentLink:
-    """Orders for this process, in order; `on_abort`, `on_paths` and `on_probe` run in the reading thread."""
+    """Orders for this process, in order; `on_abort`, `on_paths`, `on_move` and `on_probe` run in the reading thread."""
 
     def __init__(self, wire: MemberWire, *, member: str) -> None:
         self.member = member
         self.on_abort: Callable[[Order], None] | None = None
         self.on_paths: Callable[[TakePaths], None] | None = None
+        self.on_move: Callable[[MoveOrder], None] | None = None
         self.on_probe: Callable[[ProbeLinks], None] | None = None
         self._wire = wire
-        self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
         self._drills = threading.Lock()
         self._early: list[Drill] = []
         self._on_drill: Callable[[Drill], None] = self._early.append
@@ -53,11 +55,15 @@ class AgentLink:
         return not self._orders.empty()
 
     def next_order(self, timeout_s: float | None = None) -> Order | None:
-        """The next order; None after `timeout_s` seconds without one."""
+        """The next order; None after `timeout_s` seconds without one, and where `wake` was called."""
         try:
             return self._orders.get(timeout=timeout_s)
         except queue.Empty:
             return None
+
+    def wake(self) -> None:
+        """Let `next_order` return without an order; from any thread."""
+        self._orders.put(None)
 
     def take_drills(self, handler: Callable[[Drill], None]) -> None:
         """Give drills to `handler` from now on, in the reading thread; those that came already, here."""
@@ -94,6 +100,10 @@ class AgentLink:
             if isinstance(order, TakePaths):
                 if self.on_paths is not None:
                     self.on_paths(order)
+                continue
+            if isinstance(order, MoveOrder) and not isinstance(order, ReleaseMember):
+                if self.on_move is not None:
+                    self.on_move(order)
                 continue
             if isinstance(order, Fence):
                 _leave(EXIT_FENCED, order.why)

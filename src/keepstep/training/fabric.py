@@ -255,9 +255,12 @@ class Fabric:
         """Dials the links that `plan` moves, beside those in use; `ready("")`, or why not, from any thread."""
         self._links.prepare_paths(plan, ready=ready)
 
-    def turn(self) -> Turned:
+    def turn(self, *, moves: bool = True) -> Turned:
         """At a step boundary behind an agreement: makes the change that is due if all members can. All members call it,
-        at the same boundary. Where a vote about a move has passed, `install_move` or `stand_down` must follow."""
+        at the same boundary. Where a vote about a move (with `moves`) has passed, `install_move` or `stand_down` must
+        follow."""
+        if not moves:
+            self.turning.put_off()
         vote = self.turning.vote(quiet=self._links.stands_still)
         due = self.turning.due_plan()
         if vote is not None or not due:

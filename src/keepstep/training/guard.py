@@ -30,6 +30,7 @@ from keepstep.control.member import (
     obey,
     step_kept,
 )
+from keepstep.control.member_moves import must_wait
 from keepstep.records.messages import (
     Abort,
     Checkpoints,
@@ -52,6 +53,7 @@ from keepstep.training.fabric import Fabric, Mode
 from keepstep.training.handover import Handover
 from keepstep.training.injection import Injector
 from keepstep.training.link_probe import LinkProbe
+from keepstep.training.moving import Moving
 from keepstep.training.paths import PathPlan
 from keepstep.training.pipelines import Pipelines
 from keepstep.training.recorder import Recorder
@@ -88,11 +90,12 @@ class Guard:
         self.aborted = False
         self.rehearsing = False
         self._rng: dict[str, bytes] = {}
-        self._replicas: dict[int, str] = {}
+        self.replicas: dict[int, str] = {}
         self.drills = Injector(fabric, clock=recorder, report=link.say, modules=self._modules)
         self._checkup = Checkup(state.rank, say=link.say, now=recorder.monotonic_s)
         self._handover = Handover(fabric, link)
         self.drills.state_wire = self._handover.server
+        self._moving = Moving(self, fabric, link=link, handover=self._handover, now=recorder.monotonic_s)
         self._pipelines = Pipelines(fabric)
         self._renew = False
         self.spans.begin(SpanKind.SETUP)
@@ -121,7 +124,7 @@ class Guard:
         self._tracked().snapshot(full=self.full)
         self._pipelines.begin_step()
         if not self.rehearsing:
-            self._publish(self.state.version, counting=False)
+            self.publish(self.state.version, counting=False)
 
     def keep_everything(self) -> None:
         """From here on steps are agreed at their end, and a redo takes weights and optimizer state back, too."""
@@ -133,9 +136,11 @@ class Guard:
         """The agreement. Returns when the update may be applied; raises StepAborted when the step is done again."""
         if not self.rehearsing:
             self._tracked().sync_buffers()
-            self._publish(self.state.version + 1, counting=True)
+            self.publish(self.state.version + 1, counting=True)
             with self.drills.waiting():
                 self.agreed = self.fabric.agreement() or self._park_at_agreement()
+            if self.agreed:
+                self._moving.agreed()
         if not self.agreed:
             self.aborted = True
             raise StepAborted
@@ -161,12 +166,9 @@ class Guard:
             self._do(act)
         version = self.state.version
         self._checkup.kept(version, self._tracked())
-        plan = self.fabric.turn().plan
-        if plan:
-            self.link.say(PathsReady(plan, installed=True, version=version))
         if self.writer is not None and version % self.checkpoint_every == 0:
             with self.spans.span(SpanKind.CHECKPOINT):
-                self.writer.save(version, self._tracked(), private=self._private(), replicas=self._replicas)
+                self.writer.save(version, self._tracked(), private=self._private(), replicas=self.replicas)
 
     def drop_rest(self) -> None:
         """After an exception behind the update of a cut step: the step counts, its rest (zero_grad) did not run."""
@@ -188,14 +190,18 @@ class Guard:
 
     # -------------------------------------------------------------- the boundary
 
-    def boundary(self) -> None:
-        """Between steps: answer what was asked, and wait while a membership change is on its way."""
+    def boundary(self, *, last: bool = False) -> None:
+        """Between steps: answer what was asked, make what all make together, and wait while a membership change is on
+        its way. `last`: there is no further step."""
         self.state, act = at_boundary(self.state)
         if act is not None:
             self._do(act)
-        while self.poisoned or self.state.answering >= 0 or self.link.pending():
+        self._moving.boundary(last=last)
+        while self.poisoned or must_wait(self.state) or self.link.pending():
             order = self.link.next_order()
-            assert order is not None
+            if order is None:
+                self._moving.work()
+                continue
             self.state, act = obey(self.state, order, place=Place.BOUNDARY)
             self._do(act)
 
@@ -203,7 +209,7 @@ class Guard:
         """The agreement that all members have made their last step; False if a change came in between."""
         if self.fabric.agreement():
             return True
-        self.boundary()
+        self.boundary(last=True)
         return False
 
     def ask_for_checkpoint(self) -> None:
@@ -233,7 +239,7 @@ class Guard:
 
     def _abort(self, order: Order) -> None:
         """Runs in the link's thread: let go of every collective at once. Nobody lost means that links broke."""
-        self._renew = isinstance(order, Abort) and not order.lost
+        self._renew = isinstance(order, Abort) and (order.renew or not order.lost)
         self.fabric.poison()
 
     def _take_paths(self, order: TakePaths) -> None:
@@ -244,7 +250,7 @@ class Guard:
     def _private(self, *, counting: bool = False) -> bytes:
         return private.capture(self.streams, counting=counting)
 
-    def _publish(self, version: int, *, counting: bool) -> None:
+    def publish(self, version: int, *, counting: bool) -> None:
         """Leave the rank's own state where it survives this process."""
         self.recorder.publish_private(version, self._private(counting=counting))
 
@@ -252,7 +258,8 @@ class Guard:
         """Wait for the verdict about an aborted step: True to apply the update, False to redo the step."""
         while True:
             order = self.link.next_order()
-            assert order is not None
+            if order is None:
+                continue
             self.state, act = obey(self.state, order, place=Place.AGREEMENT)
             if isinstance(act, Resolve):
                 return act.forward
@@ -289,6 +296,7 @@ class Guard:
         self.link.say(Settled(act.generation, act.version, image.digest, image.manifest.replica))
 
     def _take_state(self, act: TakeState) -> None:
+        self._stop_moving()
         self._handover.take(act.order, self._tracked(), streams=self.streams)
 
     def _list_checkpoints(self, act: ListCheckpoints) -> None:
@@ -299,19 +307,24 @@ class Guard:
         self._handover.hide()
         if act.version >= 0 and self.writer is not None:
             private.apply(self.writer.load(act.version, self._tracked()), self.streams)
-        self._publish(max(act.version, 0), counting=False)
+        self.publish(max(act.version, 0), counting=False)
         self._tell_settled(TellSettled(act.generation, max(act.version, 0)))
 
+    def _stop_moving(self) -> None:
+        self._moving.drop()
+        self._moving.work()
+
     def _run_on(self, act: RunOn) -> None:
+        self._stop_moving()
         self._handover.hide()
-        self._replicas = dict(act.order.replicas)
+        self.replicas = dict(act.order.replicas)
         self.fabric.go_local()
         self._tracked().rebuild_buckets()
         if act.order.version == 0:
             self._pipelines.forget()
         self.fabric.install(act.order.generation, act.order.roster, renew=self._renew)
         self._renew = False
-        self._publish(self.state.version, counting=False)
+        self.publish(self.state.version, counting=False)
 
     def _leave(self, act: LeaveJob) -> None:
         raise SystemExit(act.code)

@@ -14,7 +14,7 @@ from keepstep.training.modules import Modules, reset_fsdp
 from keepstep.training.optimizers import OptimizerState
 from keepstep.training.sharding import local_of
 
-__all__ = ["Snapshot", "clone_tree"]
+__all__ = ["Snapshot", "clone_tree", "keep_place"]
 
 _LEAVES = (int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size)
 
@@ -89,7 +89,7 @@ class Snapshot:
                 _restore_state(one.holder, state)
         self.restore_gradients()
         for one, groups in zip(self._optimizers, self._groups, strict=True):
-            one.adopt_groups(groups, _keep_place)
+            one.adopt_groups(groups, keep_place)
         for name, other in self._others.items():
             other.load_state_dict(clone_tree(self._other_states[name]))
             if hasattr(other, "_per_optimizer_states"):
@@ -127,7 +127,7 @@ def _copy_into(kept: list[torch.Tensor], now: list[torch.Tensor]) -> None:
         torch._foreach_copy_(kept, now)
 
 
-def _keep_place(value: Any, existing: Any, *, parameter: torch.Tensor | None = None, where: str = "") -> Any:
+def keep_place(value: Any, existing: Any, *, parameter: torch.Tensor | None = None, where: str = "") -> Any:
     """A kept value; tensors go back into the one that is there."""
     if isinstance(value, torch.Tensor):
         if isinstance(existing, torch.Tensor) and _alike(existing, value):
@@ -149,4 +149,4 @@ def _restore_state(optimizer: Optimizer, kept: dict[Any, Any]) -> None:
         for name in [name for name in own if name not in value]:
             del own[name]
         for name, one in value.items():
-            own[name] = _keep_place(one, own.get(name))
+            own[name] = keep_place(one, own.get(name))

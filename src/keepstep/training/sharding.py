@@ -12,7 +12,7 @@ import torch.distributed as dist
 from keepstep.errors import StateError
 from keepstep.training.tree import Sharded
 
-__all__ = ["Meshes", "coordinates", "forget_meshes", "is_distributed", "local_of", "sharded_of"]
+__all__ = ["Meshes", "coordinates", "forget_meshes", "is_distributed", "local_of", "placed_as", "sharded_of"]
 
 
 def _api() -> Any:
@@ -31,6 +31,14 @@ def local_of(tensor: Any) -> torch.Tensor:
     local = tensor._local_tensor if is_distributed(tensor) else tensor
     assert isinstance(local, torch.Tensor)
     return local
+
+
+def placed_as(tensor: Any, local: torch.Tensor) -> Any:
+    """`local` as the part this member holds of a tensor placed like `tensor`; itself unless that is distributed."""
+    if not is_distributed(tensor):
+        return local
+    place = {"run_check": False, "shape": tensor.shape, "stride": tensor.stride()}
+    return _api().DTensor.from_local(local, tensor.device_mesh, tensor.placements, **place)
 
 
 def sharded_of(tensor: Any) -> Any:

@@ -93,6 +93,11 @@ class Turning:
             if self._move is not None and self._move.number == number and self._move.leaving:
                 self._commits = number
 
+    @property
+    def committing(self) -> bool:
+        """Whether this member has asked, or will ask at the next agreement, for the vote."""
+        return self._commits > 0
+
     def drop(self) -> None:
         """No move is being prepared any more."""
         with self._lock:
@@ -119,9 +124,15 @@ class Turning:
         """Votes about a plan."""
         return self._least(int(ready)) == (_READY,)
 
+    def put_off(self) -> None:
+        """No vote about a move at this boundary."""
+        self._due_move = 0
+
     def vote(self, *, quiet: Callable[[], bool]) -> MoveVote | None:
-        """Votes about the move that is due; None where none is, or where a loss came in between. `quiet()` tells whether
-        this member stands still; it is asked only where a move is due."""
+        """Votes about the move that is due; None where none is, or where a loss came in between.
+
+        `quiet()` tells whether this member stands still; it is asked only where a move is due.
+        """
         number, self._due_move = self._due_move, 0
         if not number:
             return None

@@ -140,7 +140,7 @@ class Job:
         if guard.rehearsing:
             yield from self._rehearse(guard)
         while True:
-            guard.boundary()
+            guard.boundary(last=guard.state.version >= total)
             if guard.state.version < total:
                 yield from _watched(Step(guard, guard.state.version), guard)
             elif guard.finish():
