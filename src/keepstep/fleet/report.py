@@ -19,6 +19,8 @@ from keepstep.records.events import (
     StepProgress,
 )
 from keepstep.records.finding_words import ranks_of, suspect_words
+from keepstep.records.move_words import move_lines
+from keepstep.records.moves import MoveRecord
 
 __all__ = ["FindingReport", "IncidentReport", "RunReport", "report_text", "summarise"]
 
@@ -84,7 +86,9 @@ class FindingReport(msgspec.Struct, frozen=True):
 
 
 class RunReport(msgspec.Struct, frozen=True):
-    """The whole run. `exit_code` is None where the journal has no end; `steps_kept` is then the last sample's.
+    """The whole run. `moves` are the planned ones, as in the journal.
+
+    `exit_code` is None where the journal has no end; `steps_kept` is then the last sample's.
 
     `kept_step_share` is steps kept / (steps kept + steps recomputed). `false_alarm_s` is time lost to incidents in
     which nobody turned out to be lost. `predicted_losses` is the last table of what each domain's loss would cost.
@@ -102,6 +106,7 @@ class RunReport(msgspec.Struct, frozen=True):
     false_alarm_s: float
     duration_s: float | None
     findings: tuple[FindingReport, ...] = ()
+    moves: tuple[MoveRecord, ...] = ()
     predicted_losses: CoverageRecord | None = None
 
 
@@ -115,6 +120,7 @@ def summarise(events: Iterable[Event], *, running: bool = False) -> RunReport:
     incidents: list[Incident] = []
     drills: list[DrillRecord] = []
     findings: dict[int, Finding] = {}
+    moves: list[MoveRecord] = []
     coverage: CoverageRecord | None = None
     sampled = 0
     for event in events:
@@ -127,6 +133,8 @@ def summarise(events: Iterable[Event], *, running: bool = False) -> RunReport:
                 incidents.append(event)
             case Finding():
                 findings[event.number or -len(findings) - 1] = event  # the last word on a number counts
+            case MoveRecord():
+                moves.append(event)
             case StepProgress():
                 sampled = event.step or 0
             case CoverageRecord():
@@ -149,6 +157,7 @@ def summarise(events: Iterable[Event], *, running: bool = False) -> RunReport:
         false_alarm_s=sum(report.first_valid_step or 0.0 for report in reports if not report.members_changed),
         duration_s=ended.wall - started.wall if started and ended else None,
         findings=tuple(_finding(finding) for finding in findings.values()),
+        moves=tuple(moves),
         predicted_losses=coverage,
     )
 
@@ -207,6 +216,7 @@ def report_text(report: RunReport) -> str:
         lines.append(f"final weights sha256 {report.weights_sha256}")
     for number, incident in enumerate(report.incidents, 1):
         lines += _timeline(number, incident)
+    lines += [line for move in report.moves for line in move_lines(move)]
     lines += [_found(finding) for finding in report.findings]
     table = report.predicted_losses
     if table is not None and report.exit_code is None:

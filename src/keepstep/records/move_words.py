@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from keepstep.records.moves import MoveRecord
+from keepstep.records.moves import MOVE_MARKS, MoveRecord
 
-__all__ = ["move_words", "pause_words", "whence_words"]
+__all__ = ["move_lines", "move_words", "pause_words", "whence_words"]
 
 
 def move_words(record: MoveRecord) -> str:
@@ -18,6 +18,23 @@ def move_words(record: MoveRecord) -> str:
     why = f" ({record.why})" if record.why else ""
     pause = pause_words(record.pause)
     return f"{head}{took}{why}" + (f"; {pause}" if pause else "")
+
+
+def move_lines(record: MoveRecord) -> list[str]:
+    """A move for the report: what it was, a time line in milliseconds from the request, what the pause was."""
+    why = f": {record.why}" if record.why else ""
+    lines = [f"move {record.number}: {record.outcome}, {whence_words(record)}{why}"]
+    times = [(name, getattr(record, f"{name}_s")) for name in MOVE_MARKS]
+    reached = [(name, at) for name, at in times if at is not None]
+    if reached:
+        lines.append(f"  {'phase':<18}{'ms':>10}{'+ms':>10}")
+    before = 0.0
+    for name, at in reached:
+        lines.append(f"  {name:<18}{at * 1e3:>10.1f}{(at - before) * 1e3:>10.1f}")
+        before = at
+    refused = f", votes refused {record.refused}" if record.refused else ""
+    pause = pause_words(record.pause)
+    return [*lines, f"  copied beside training {record.bytes_moved} bytes{refused}", *([f"  {pause}"] if pause else [])]
 
 
 def whence_words(record: MoveRecord) -> str:

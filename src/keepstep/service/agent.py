@@ -27,7 +27,6 @@ from keepstep.records.messages import (
     Order,
     StartFailed,
     StartMember,
-    Welcome,
 )
 from keepstep.records.path_messages import ProbePaths
 from keepstep.records.watch_messages import CheckHang, GiveEvidence, MemberMoves, ProbeNode, TellCalls
@@ -216,11 +215,8 @@ class Agent:
 
     def _forward(self, name: str, order: Order) -> None:
         member = self.members.get(name)
-        if member is None:
-            return
-        if isinstance(order, Welcome):
-            member.rank = order.rank
-        member.tell(order)
+        if member is not None:
+            member.tell(order)
 
     def _on_exit(self, member: MemberProcess) -> None:
         del self.members[member.name]
@@ -261,6 +257,7 @@ class Agent:
                 member.batch = message.batch[:_MOST_BATCH_CHARACTERS]
                 continue
             member.protected = member.protected or isinstance(message, Hello)
+            member.note_said(message)
             self._upward(member.name, drilled_fact(message, member.drill))
 
     async def _watch_frozen(self) -> None:

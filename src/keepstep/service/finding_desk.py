@@ -237,7 +237,7 @@ class FindingDesk:
         state = self._shell.state
         member = state.members.get(name)
         wanted = state.phase in ("ending", "restarting", "done")
-        return not wanted and member is not None and member.status not in (Status.FENCED, Status.GONE)
+        return not wanted and member is not None and member.status not in (Status.LEAVING, Status.FENCED, Status.GONE)
 
     def _denied(self, fact: HangDenied) -> None:
         """Nobody is replaced; what the check saw becomes part of the finding."""

@@ -8,7 +8,8 @@ from functools import partial
 from pathlib import Path
 
 from keepstep.errors import PeerLost, TransportError
-from keepstep.records.messages import Order
+from keepstep.records.messages import Go, MemberFact, Order, Welcome
+from keepstep.records.move_messages import MoveCommitted, MoveTaken
 from keepstep.service.output import Console, LogFile, PipeReader
 from keepstep.service.processes import ChildProcess, frozen
 from keepstep.service.ring_memory import RingMemory
@@ -26,13 +27,14 @@ def loss_in(line: bytes) -> float | None:
 
 
 class MemberProcess:
-    """State of one process. `protected` is true once it said Hello; `rank` is -1 while it has no role; `drill` is the
-    fault it was started with."""
+    """State of one process. `protected` is true once it said Hello; `rank` is -1 while it holds none, `role` the one it
+    is to hold; `drill` is the fault it was started with."""
 
     def __init__(self, name: str, rank: int, *, process: ChildProcess, ring: RingMemory) -> None:
         """Wraps a process that has just been started."""
         self.name = name
         self.rank = rank
+        self.role = rank
         self.process = process
         self.ring = ring
         self.wire: AgentWire | None = None
@@ -63,8 +65,20 @@ class MemberProcess:
             if pipe is not None:
                 self._readers.append(PipeReader(pipe, partial(echo, error=error), on_data=self._log.write))
 
+    def note_said(self, fact: MemberFact) -> None:
+        """In a planned move ranks change their process without an order."""
+        if isinstance(fact, MoveTaken):
+            self.rank = self.role
+        elif isinstance(fact, MoveCommitted):
+            self.rank = -1
+
     def tell(self, order: Order) -> None:
         """Send an order; a process that is gone or does not read is noticed elsewhere."""
+        if isinstance(order, Welcome):
+            self.role = order.rank
+            self.rank = self.rank if order.move else order.rank
+        elif isinstance(order, Go):
+            self.rank = self.role
         if self.wire is not None:
             with contextlib.suppress(PeerLost, TransportError):
                 self.wire.post(order)
