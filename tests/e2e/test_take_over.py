@@ -93,7 +93,7 @@ def calm(tmp_path: Path) -> dict[int, list[str]]:
 
 
 def test_members_train_on_and_the_next_controller_sees_the_job_to_its_end(tmp_path, nodes):
-    """G-22"""
+    """G-23"""
     until(lambda: nodes.lines() >= 5, "some steps")
     nodes.kill_controller()
     before = nodes.lines()
@@ -110,7 +110,7 @@ def test_members_train_on_and_the_next_controller_sees_the_job_to_its_end(tmp_pa
 @pytest.mark.parametrize("nodes", [("--hold", "1:9:collective:1", "--marker", "marker")], indirect=True)
 @pytest.mark.parametrize("order", ["Abort", "Settle", "Fetch", "Go"])
 def test_killed_in_mid_swap(tmp_path, nodes, order):
-    """G-22, G-11"""
+    """G-23, G-11"""
     marker = tmp_path / "marker.0"
     until(lambda: marker.exists() and marker.read_text(), "the rank in its step")
     os.kill(int(marker.read_text()), signal.SIGKILL)

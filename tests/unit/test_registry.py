@@ -131,3 +131,60 @@ def test_a_job_name_is_taken_once():
     served(registry, "one")
     with pytest.raises(UsageError, match="one"):
         served(registry, "one")
+
+
+def test_an_agent_comes_back_to_the_next_controller_with_what_was_missed():
+    """Orders it did not get are sent again, facts it said while nobody led are taken, none of either twice."""
+
+    async def work() -> None:
+        registry = Registry()
+        shell = served(registry, "one")
+        agent = FakeAgent(registry, "n1")
+        await agent.enlist("one")
+        await agent.peer.send(Envelope("n1", "", AgentHello("n1", 1, 0, __version__), 1))
+        start = (await agent.peer.receive()).message
+        assert isinstance(start, StartMember)
+        later = Registry()
+        later.add(shell, Assignment(2, "one", "train.py", (), 1, 0, 0), awaited=["n1"])
+        back = FakeAgent(later, "n1")
+        await back.say(Enlist("n1", "one", __version__, 0))
+        known = await back.hear()
+        assert isinstance(known, Assignment) and known.facts == 1
+        again = await back.peer.receive()
+        assert (again.message, again.number) == (start, 1)
+        for _ in range(2):
+            await back.peer.send(Envelope("n1", start.member, MemberStarted(start.member, 0, "n1", 7), 2))
+        await back.peer.send(Envelope("n1", start.member, MemberExited(start.member, 0, 0, 0, protected=False), 3))
+        await asyncio.wait_for(shell.done.wait(), LIMIT_S)
+        assert shell.heard == {"n1": 3} and shell.state.exit_code == 0
+        await back.leave()
+        await agent.leave()
+
+    run(work())
+
+
+def test_agents_that_stay_away_are_lost_and_strangers_are_refused():
+    async def work() -> None:
+        registry = Registry()
+        shell = served(registry, "one")
+        first = FakeAgent(registry, "n1")
+        await first.enlist("one")
+        await first.say(AgentHello("n1", 1, 0, __version__))
+        await first.hear()
+        later = Registry()
+        later.add(shell, Assignment(2, "one", "train.py", (), 1, 0, 0), awaited=["n1"])
+        for node, orders in (("n2", 0), ("n1", -1)):
+            stranger = FakeAgent(later, node)
+            await stranger.say(Enlist(node, "one", __version__, orders))
+            assert isinstance(await stranger.hear(), Stop)
+            await stranger.leave()
+        later.give_up("one")
+        assert shell.state.exit_code is not None or shell.state.phase in ("restarting", "changing", "gathering")
+        late = FakeAgent(later, "n1")
+        await late.say(Enlist("n1", "one", __version__, 1))
+        answer = await late.hear()
+        assert isinstance(answer, Stop) and "given up" in answer.why
+        await late.leave()
+        await first.leave()
+
+    run(work())

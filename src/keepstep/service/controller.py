@@ -12,21 +12,21 @@ import msgspec
 
 from keepstep.control.drilling import drill_words, plan_drill
 from keepstep.control.job import decide, new_job
-from keepstep.control.job_state import Decision, Directed, JobSpec, JobState, StopRequest, TakeOver, Tick
+from keepstep.control.job_state import Decision, Directed, JobSpec, StopRequest, TakeOver, Tick
 from keepstep.control.job_state import Event as Input
 from keepstep.control.move_plan import plan_move, plan_words
 from keepstep.control.roster import by_rank
 from keepstep.errors import MoveNotMade, UsageError
 from keepstep.records.drills import DrillRequest
-from keepstep.records.events import DrillRecord, Event, FactRecord, LeaderRecord, OrderRecord, StopAsked, TimePassed
+from keepstep.records.events import DrillRecord, Event, LeaderRecord, OrderRecord
 from keepstep.records.messages import Drill, Drilled, Fact, StartMember
 from keepstep.records.move_words import move_words
-from keepstep.records.moves import MoveAsked, MoveRecord, MoveRequest
+from keepstep.records.moves import MoveRecord, MoveRequest
 from keepstep.service.clock import Clock
 from keepstep.service.keeper import Keeper
 from keepstep.service.leadership import Leadership
 from keepstep.service.outbox import Outboxes
-from keepstep.service.replaying import Replayed
+from keepstep.service.replaying import Replayed, acted, event_record
 
 __all__ = ["TICK_S", "JobShell", "Watcher"]
 
@@ -176,10 +176,10 @@ class JobShell:
         now = self._clock.wall()
         before = self.state
         if not isinstance(event.fact, Tick):
-            self._keeper.keep(_event_record(event, job=before.spec.job, now=now, number=number))
+            self._keeper.keep(event_record(event, job=before.spec.job, now=now, number=number))
         decision = decide(before, event, now=now)
-        if isinstance(event.fact, Tick) and _acted(before, decision):
-            self._keeper.keep(TimePassed(job=before.spec.job, wall=now))
+        if isinstance(event.fact, Tick) and acted(before, decision):
+            self._keeper.keep(event_record(event, job=before.spec.job, now=now))
         self.state = decision.state
         self._leadership.note(decision.state)
         orders = [self.sent.numbered(directed) for directed in decision.orders]
@@ -254,22 +254,3 @@ class JobShell:
             order = msgspec.structs.replace(order, drill=self.start_drills.pop(order.rank))
             directed = msgspec.structs.replace(directed, order=order)
         self._send(directed)
-
-
-def _event_record(event: Input, *, job: str, now: float, number: int) -> Event:
-    """What the journal keeps of an event, so that the state can be rebuilt from it."""
-    fact = event.fact
-    if isinstance(fact, StopRequest):
-        return StopAsked(job=job, wall=now, code=fact.code, why=fact.why)
-    if isinstance(fact, TakeOver):
-        return LeaderRecord(job=job, wall=now, epoch=fact.epoch)
-    if isinstance(fact, MoveRequest):
-        return MoveAsked(job=job, wall=now, request=fact)
-    assert not isinstance(fact, Tick)
-    return FactRecord(job=job, node=event.source_node, member=event.source_member, wall=now, fact=fact, number=number)
-
-
-def _acted(before: JobState, decision: Decision) -> bool:
-    """Whether an event changed more than the clock."""
-    after = msgspec.structs.replace(decision.state, clock=before.clock)
-    return bool(decision.orders or decision.findings or decision.incidents) or after != before

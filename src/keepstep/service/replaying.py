@@ -7,14 +7,15 @@ from collections.abc import Iterable
 import msgspec
 
 from keepstep.control.job import decide, new_job
-from keepstep.control.job_state import Directed, JobSpec, JobState, StopRequest, TakeOver, Tick
+from keepstep.control.job_state import Decision, Directed, JobSpec, JobState, StopRequest, TakeOver, Tick
 from keepstep.control.job_state import Event as Input
 from keepstep.errors import UsageError
 from keepstep.records.events import Event, FactRecord, LeaderRecord, MoveAsked, OrderRecord, StopAsked, TimePassed
 from keepstep.records.messages import Welcome
+from keepstep.records.moves import MoveRequest
 from keepstep.service.outbox import Outboxes
 
-__all__ = ["Replayed", "replay"]
+__all__ = ["Replayed", "acted", "event_record", "replay"]
 
 
 class Replayed(msgspec.Struct, frozen=True):
@@ -45,6 +46,26 @@ def replay(events: Iterable[Event], spec: JobSpec) -> Replayed:
             "the journal does not say who led the job", remedy="jobs that an older keepstep began cannot be taken over"
         )
     return Replayed(state, heard, sent)
+
+
+def event_record(event: Input, *, job: str, now: float, number: int = 0) -> Event:
+    """What the journal keeps of an event, so that the state can be rebuilt from it."""
+    fact = event.fact
+    if isinstance(fact, StopRequest):
+        return StopAsked(job=job, wall=now, code=fact.code, why=fact.why)
+    if isinstance(fact, TakeOver):
+        return LeaderRecord(job=job, wall=now, epoch=fact.epoch)
+    if isinstance(fact, MoveRequest):
+        return MoveAsked(job=job, wall=now, request=fact)
+    if isinstance(fact, Tick):
+        return TimePassed(job=job, wall=now)
+    return FactRecord(job=job, node=event.source_node, member=event.source_member, wall=now, fact=fact, number=number)
+
+
+def acted(before: JobState, decision: Decision) -> bool:
+    """Whether an event changed more than the clock."""
+    after = msgspec.structs.replace(decision.state, clock=before.clock)
+    return bool(decision.orders or decision.findings or decision.incidents) or after != before
 
 
 def _happened(event: Event) -> Input | None:
