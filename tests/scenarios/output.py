@@ -10,6 +10,7 @@ from keepstep.control.job_state import Decision, Directed, JobState
 from keepstep.control.member import MemberState
 from keepstep.records.incident import PHASES, Incident
 from keepstep.records.messages import Address
+from keepstep.records.mirror_messages import PlaceMirror
 
 HIDDEN = {"epoch", "why", "secret", "environment", "world", "attempt", "type", "replicas", "drill"}
 SAID_IF_SET = {"renew", "move", "leaver"}
@@ -58,6 +59,7 @@ def members_changed(before: JobState, after: JobState) -> list[str]:
 def order_lines(orders: tuple[Directed, ...], because: str) -> list[str]:
     """Equal orders to several members are one line; a reason that is in `because` is not said again."""
     lines = []
+    orders = tuple(one for one in orders if not isinstance(one.order, PlaceMirror))  # to all, at every change
     for (words, reason), group in groupby(orders, key=lambda d: (worded(d.order), d.reason)):
         targets = ",".join(d.member or d.node for d in group)
         known = reason in because or reason in words
@@ -76,6 +78,7 @@ def record_lines(decision: Decision) -> list[str]:
         lines.append(
             f"incident {one.number} {one.kind} {_whom(one)} step={one.step} "
             f"recomputed={one.steps_recomputed} changed={one.members_changed} {phases}"
+            + (f" from={one.source}" if one.source not in ("", "replica") else "")
             + (f" note: {one.note}" if one.note else "")
         )
     return lines

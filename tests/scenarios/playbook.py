@@ -24,11 +24,12 @@ from keepstep.control.job import decide, new_job
 from keepstep.control.job_state import Event, JobSpec, JobState, StopRequest, Tick
 from keepstep.control.member import MemberState, Place, at_boundary, obey, step_kept
 from keepstep.control.roster import Status, live
-from keepstep.records import domain_messages, messages, move_messages, watch_messages
+from keepstep.records import domain_messages, messages, mirror_messages, move_messages, watch_messages
 from keepstep.records.messages import Address
+from keepstep.records.mirror_messages import HeldMirror
 
 VERSION = "1.0"
-MODULES = (messages, watch_messages, move_messages, domain_messages)
+MODULES = (messages, watch_messages, mirror_messages, move_messages, domain_messages)
 DEFAULTS = {
     "AgentHello": {"slots": 0, "standbys": 0, "keepstep_version": VERSION},
     "Hello": {"pid": 1, "keepstep_version": VERSION, "torch_version": "2"},
@@ -54,6 +55,7 @@ ANSWERS = {
     "first": "FirstStep",
     "finished": "Finished",
     "found": "Checkpoints",
+    "mirrors": "Mirrors",
 }
 
 
@@ -63,9 +65,15 @@ def _named(kind: str) -> type[msgspec.Struct]:
 
 
 def value(text: str):
-    """`true`, `7`, `0.5`, `2,4,`, `7:aa,8:bb`, `rack:r1,power:x` or a string."""
+    """`true`, `7`, `0.5`, `2,4,`, `7:aa,8:bb`, `1:8:a|9:b` (by rank and version), held mirrors, `rack:r1,power:x` or a string."""
     if text in ("true", "false"):
         return text == "true"
+    if re.match(r"\d+:\d+:\w+:", text):
+        parts = [one.split(":") for one in text.split(",") if one]
+        return tuple(HeldMirror(int(rank), int(version), digest, key) for rank, version, digest, key in parts)
+    if re.match(r"\d+:\d+:", text):
+        rank, _, versions = text.partition(":")
+        return {int(rank): value(versions.replace("|", ","))}
     if re.match(r"\d+:", text):
         pairs = [pair.split(":") for pair in text.split(",")]
         return {int(version): data.encode() for version, data in pairs}
@@ -151,7 +159,7 @@ class Player:
         """From every live member (or those named) that can say this now."""
         change = self._state.change
         copying = change is not None and change.restore is None and not change.going
-        silent = kind == "Parked" or (kind == "Settled" and copying)
+        silent = kind in ("Parked", "Mirrors") or (kind == "Settled" and copying)
         lines = []
         for member in live(self._state.members):
             named = who == "all" or member.name in who.split(",")

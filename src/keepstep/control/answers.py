@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from keepstep.control.job_state import Change, Event
+from keepstep.control.mirrors import place_mirrors, refuse_mirror
 from keepstep.control.outcome import end_job
 from keepstep.control.roster import Member, Status, live
 from keepstep.control.strangers import misfit, refuse_standby, refuse_strangers
@@ -96,6 +97,7 @@ def _welcome_when_all(turn: Turn) -> None:
             secret=state.spec.secret,
         )
         turn.tell(running, order, reason="all members are here")
+    place_mirrors(turn, state.generation)
     turn.because(f"all {len(members)} members are here")
     turn.let(torch_version=members[0].torch_version)
     refuse_strangers(turn)
@@ -174,8 +176,9 @@ def on_fetch_failed(turn: Turn, event: Event) -> None:
     change = _current(turn, fact.generation)
     if member is None or change is None:
         return
-    turn.change(failed=change.failed | {member.name})
     turn.because(f"rank {member.rank} could not take the state: {fact.why}")
+    if not refuse_mirror(turn, member):
+        turn.change(failed=change.failed | {member.name})
 
 
 def on_checkpoints(turn: Turn, event: Event) -> None:
@@ -185,7 +188,7 @@ def on_checkpoints(turn: Turn, event: Event) -> None:
     member = speaker(turn, event)
     if member is None or _current(turn, fact.generation) is None:
         return
-    turn.put(member, checkpoints=fact.steps)
+    turn.put(member, checkpoints=fact.steps, local=fact.local)
     for skipped in fact.skipped:
         turn.because(f"rank {member.rank} skips {skipped}")
 

@@ -1,8 +1,9 @@
 """A membership change, level-triggered: whatever happens, look at who stands where and order what is possible next.
 
 The order of things: fill empty ranks with standbys; stayers park; all come to one version at a step boundary; joiners
-take the state of that version from every replica that has the majority's digest; where no live replica is left, all
-load the newest checkpoint that all can load; everybody goes on in the new generation.
+take the state of that version from every replica that has the majority's digest; where no live replica is left, they
+take mirrors and all return to the newest version that these have; else all load the newest checkpoint that all can
+load; everybody goes on in the new generation.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import msgspec
 
 from keepstep.control.capacity import choose_standby, node_for_rank, run_short
 from keepstep.control.job_state import Change
+from keepstep.control.mirrors import mirrored_ranks, note_sources, place_mirrors, seek_mirrors, take_mirror
 from keepstep.control.move_losses import kept_joiner, settle_claims
 from keepstep.control.outcome import (
     BROKEN_STANDBYS,
@@ -215,17 +217,28 @@ def _copy_state(turn: Turn) -> None:
         return
     name_diverged(turn, _stayers(turn))
     choices = {joiner.name: choose_sources(_stayers(turn), joiner) for joiner in joiners}
-    if not all(choice.ranks for choice in choices.values()):
-        _find(turn, "no live replica of the lost state is left: looking for a checkpoint")
+    why = _lacking(turn, joiners, choices=choices)
+    if why and not seek_mirrors(turn, joiners, why=why):
+        _find(turn, f"{why}: looking for a checkpoint")
         return
-    unknown = [j.rank for j in joiners if change.version > 0 and not _private(change, j)]
-    if unknown and not change.blind:
-        _find(turn, f"the random state and data position of ranks {unknown} are lost: looking for a checkpoint")
+    if why and (_lacking(turn, joiners, choices=choices) or not _all_settled(turn)):
         return
     for joiner in joiners:
         _fetch_once(turn, joiner, choice=choices[joiner.name])
     if all(j.status is Status.FETCHED for j in _joiners(turn)):
         _go(turn)
+
+
+def _lacking(turn: Turn, joiners: list[Member], *, choices: dict[str, Sources]) -> str:
+    """What no live member has and no chosen mirror gives; empty if the joiners can have all they need."""
+    change = _present(turn)
+    mirrored = mirrored_ranks(change)
+    if not all(choices[joiner.name].ranks or joiner.rank in mirrored for joiner in joiners):
+        return "no live replica of the lost state is left"
+    needy = [j.rank for j in joiners if change.version > 0 and not _private(change, j) and j.rank not in mirrored]
+    if needy and not change.blind:
+        return f"the random state and data position of ranks {needy} are lost"
+    return ""
 
 
 def _private(change: Change, joiner: Member) -> bytes:
@@ -235,13 +248,17 @@ def _private(change: Change, joiner: Member) -> bytes:
 def _fetch_once(turn: Turn, joiner: Member, *, choice: Sources) -> None:
     """Order a joiner to take the state, unless it holds it or is on its way."""
     change = _present(turn)
-    if joiner.status is Status.FETCHED and (joiner.version, joiner.digest) == (change.version, choice.digest):
+    digest = mirrored_ranks(change).get(joiner.rank, choice.digest)
+    if joiner.status is Status.FETCHED and (joiner.version, joiner.digest) == (change.version, digest):
         return
     if joiner.name in change.fetching:
         return
     change = turn.change(fetching=change.fetching | {joiner.name})
     turn.put(joiner, status=Status.READY)
     turn.mark("connected", rank=joiner.rank)
+    if joiner.rank in mirrored_ranks(change):
+        take_mirror(turn, joiner, private=_private(change, joiner))
+        return
     order = Fetch(
         epoch=turn.state.epoch,
         generation=change.generation,
@@ -317,6 +334,8 @@ def _go(turn: Turn) -> None:
     for joiner in _joiners(turn):
         turn.mark("copied", rank=joiner.rank)
     turn.mark("joined")
+    note_sources(turn)
+    place_mirrors(turn, change.generation)
     roster = turn.addresses()
     replicas = {member.rank: member.replica for member in live(turn.state.members)}
     for member in live(turn.state.members):

@@ -25,6 +25,7 @@ from keepstep.control.change import reconcile
 from keepstep.control.exclusion import deal_ranks
 from keepstep.control.job_state import Decision, Event, JobSpec, JobState, StopRequest, TakeOver, Tick
 from keepstep.control.losses import on_exited, on_hung, on_peer_lost, on_slow, on_start_failed, on_stopped, on_tick
+from keepstep.control.mirrors import on_mirrors
 from keepstep.control.moving import (
     advance_move,
     on_ask_address,
@@ -58,6 +59,7 @@ from keepstep.records.messages import (
     Settled,
     StartFailed,
 )
+from keepstep.records.mirror_messages import Mirrors
 from keepstep.records.move_messages import AskAddress, MoveCommitted, MovePrepared, MoveRefused, MoveTaken
 from keepstep.records.moves import MoveRequest
 from keepstep.records.watch_messages import MemberHung, MemberSlow
@@ -178,6 +180,7 @@ _HANDLERS: dict[type, Callable[[Turn, Event], None]] = {
     Fetched: on_fetched,
     FetchFailed: on_fetch_failed,
     Checkpoints: on_checkpoints,
+    Mirrors: on_mirrors,
     FirstStep: on_first_step,
     Finished: on_finished,
     ScriptFailed: on_script_failed,

@@ -10,6 +10,7 @@ from keepstep.control.move_state import Move
 from keepstep.control.roster import Member, NodeSpec
 from keepstep.records.events import Finding, FindingKind, Incident
 from keepstep.records.messages import Fact, Order
+from keepstep.records.mirror_messages import HeldMirror, Mirrors
 from keepstep.records.moves import MoveRecord, MoveRequest
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "JobState",
     "Loss",
     "Milestone",
+    "MirrorSearch",
     "StopRequest",
     "TakeOver",
     "Tick",
@@ -98,7 +100,8 @@ class Loss(msgspec.Struct, frozen=True):
 
     `joining` says that it had not made a step in its rank yet.
     `version` is the number of updates everybody then came to (-1: not known yet), `marks` when its repair reached
-    which phase, `note` what a reader of the incident must know. Losses with the same `together` (a domain) are one.
+    which phase, `note` what a reader of the incident must know, `source` where its state came from. Losses with the same
+    `together` (a domain) are one.
     """
 
     rank: int
@@ -114,11 +117,24 @@ class Loss(msgspec.Struct, frozen=True):
     marks: dict[str, float] = {}
     note: str = ""
     together: str = ""
+    source: str = ""
 
 
 def incident_of(lost: tuple[Loss, ...], index: int) -> int:
     """Which incident of the change the loss at `index` belongs to, from 1: losses that happened as one share theirs."""
     return len({loss.together or f"#{number}" for number, loss in enumerate(lost[: index + 1])})
+
+
+class MirrorSearch(msgspec.Struct, frozen=True):
+    """Stayers were asked for mirrors. `answers` by member, `chosen` by joining rank with the holder; `over`: none fit.
+
+    `refused` are (holder, rank, version) that could not be taken.
+    """
+
+    answers: dict[str, Mirrors] = {}
+    chosen: dict[int, tuple[int, HeldMirror]] = {}
+    refused: frozenset[tuple[int, int, int]] = frozenset()
+    over: bool = False
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -129,7 +145,8 @@ class Change(msgspec.Struct, frozen=True):
     -1: the initial state), `blind` that there is none and joiners go on without the lost rank's own state. `private`
     holds what lost ranks last published, by rank and version. `fetching` are joiners that were sent to their sources,
     `failed` those of them that came back without. `initial` marks the agreement on a checkpoint at start-up. `moved`
-    is the time of the last answer. `renew`: all links are made anew, because it began in the commit of a move.
+    is the time of the last answer. `renew`: all links are made anew, because it began in the commit of a move. `search`
+    is set once stayers were asked for mirrors.
     """
 
     generation: int
@@ -149,6 +166,7 @@ class Change(msgspec.Struct, frozen=True):
     initial: bool = False
     bytes_moved: int = 0
     renew: bool = False
+    search: MirrorSearch | None = None
 
 
 class JobState(msgspec.Struct, frozen=True):

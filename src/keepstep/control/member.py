@@ -25,6 +25,7 @@ from keepstep.records.messages import (
     Settle,
     Stop,
 )
+from keepstep.records.mirror_messages import AskMirrors, Return, TakeMirror
 from keepstep.records.move_messages import ReleaseMember
 
 __all__ = [
@@ -34,10 +35,13 @@ __all__ = [
     "LoadCheckpoint",
     "MemberState",
     "Place",
+    "PutBack",
     "Refuse",
     "Resolve",
     "RunOn",
     "Say",
+    "ShowMirrors",
+    "TakeCopy",
     "TakeState",
     "TellSettled",
     "at_boundary",
@@ -99,6 +103,25 @@ class TakeState(msgspec.Struct, frozen=True):
     order: Fetch
 
 
+class ShowMirrors(msgspec.Struct, frozen=True):
+    """Say which copies of states are in this member's memory."""
+
+    order: AskMirrors
+
+
+class PutBack(msgspec.Struct, frozen=True):
+    """Put the own copy of `version` back, then tell `Settled`."""
+
+    generation: int
+    version: int
+
+
+class TakeCopy(msgspec.Struct, frozen=True):
+    """Take the mirror that the order names."""
+
+    order: TakeMirror
+
+
 class ListCheckpoints(msgspec.Struct, frozen=True):
     """Look which checkpoints could be loaded and say so."""
 
@@ -131,7 +154,10 @@ class Refuse(msgspec.Struct, frozen=True):
     why: str
 
 
-Act = Say | TellSettled | Resolve | TakeState | ListCheckpoints | LoadCheckpoint | RunOn | LeaveJob | Refuse
+_MirrorAct = ShowMirrors | PutBack | TakeCopy
+Act = (
+    Say | TellSettled | Resolve | TakeState | _MirrorAct | ListCheckpoints | LoadCheckpoint | RunOn | LeaveJob | Refuse
+)
 
 
 def obey(state: MemberState, order: Order, *, place: Place) -> tuple[MemberState, Act]:
@@ -188,6 +214,12 @@ def _settle(state: MemberState, order: Settle, *, place: Place) -> tuple[MemberS
 def _between_steps(state: MemberState, order: Order) -> tuple[MemberState, Act]:
     if isinstance(order, Fetch):
         return state, TakeState(order)
+    if isinstance(order, AskMirrors):
+        return state, ShowMirrors(order)
+    if isinstance(order, Return):
+        return msgspec.structs.replace(state, version=order.version), PutBack(order.generation, order.version)
+    if isinstance(order, TakeMirror):
+        return state, TakeCopy(order)
     if isinstance(order, Find):
         return msgspec.structs.replace(state, answering=order.generation), ListCheckpoints(order.generation)
     if isinstance(order, Restore):

@@ -156,6 +156,7 @@ def _incident(turn: Turn, losses: tuple[Loss, ...], *, change: Change, note: str
         bytes_moved=change.bytes_moved,
         members_changed=sum(1 for lost in change.lost if lost.rank >= 0),
         note="; ".join(text for text in notes if text),
+        source=loss.source,
     )
 
 

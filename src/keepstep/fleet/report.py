@@ -36,8 +36,8 @@ class IncidentReport(msgspec.Struct, frozen=True):
     """One incident; phases and `injected` are seconds from the onset, None where not reached or unknown.
 
     `onset_wall` is the wall-clock time of the onset. `steps_recomputed` counts steps done again, `members_changed`
-    the members replaced, `bytes_moved` the state that went to joiners. Where several `ranks` were lost as one, with
-    `domain`, `rank` is None.
+    the members replaced, `bytes_moved` the state that went to joiners, `source` where it came from. Where several
+    `ranks` were lost as one, with `domain`, `rank` is None.
     """
 
     kind: str
@@ -61,6 +61,7 @@ class IncidentReport(msgspec.Struct, frozen=True):
     note: str
     ranks: tuple[int, ...] = ()
     domain: str = ""
+    source: str = ""
 
 
 class FindingReport(msgspec.Struct, frozen=True):
@@ -203,6 +204,7 @@ def _incident(incident: Incident, drills: list[DrillRecord]) -> IncidentReport:
         note=incident.note,
         ranks=incident.ranks,
         domain=incident.domain,
+        source=incident.source,
         **{phase: getattr(incident, phase) for phase in PHASES},
     )
 
@@ -263,6 +265,6 @@ def _timeline(number: int, incident: IncidentReport) -> list[str]:
         before = at
     lines.append(
         f"  steps recomputed {incident.steps_recomputed}, bytes moved {incident.bytes_moved}, "
-        f"members changed {incident.members_changed}"
+        f"members changed {incident.members_changed}" + (f", state from {incident.source}" if incident.source else "")
     )
     return lines + ([f"  {incident.note}"] if incident.note else [])

@@ -58,4 +58,7 @@ class Incident(Record, frozen=True, kw_only=True, tag=True):
     members_changed: Annotated[int, Meta(ge=0, description="members replaced")] = 0
     ranks: Annotated[tuple[int, ...], Meta(description="the ranks lost together, where they are several")] = ()
     domain: Annotated[str, Meta(description="what was lost as a whole, as KIND=LABEL")] = ""
+    source: Annotated[
+        str, Meta(description="where the lost state came from: replica, mirror, local, shared, start; empty: not known")
+    ] = ""
     note: Annotated[str, Meta(description="what else a reader must know, e.g. how long a fresh process took")] = ""

@@ -13,6 +13,7 @@ from keepstep.errors import RecordError
 from keepstep.records.address import Address
 from keepstep.records.domain_messages import NodeDomains, NodeLost, StateTaken
 from keepstep.records.enlist_messages import Assignment, Enlist
+from keepstep.records.mirror_messages import MirrorFact, MirrorOrder
 from keepstep.records.move_messages import MoveFact, MoveOrder
 from keepstep.records.path_messages import PathsProbed, ProbePaths
 from keepstep.records.watch_messages import LinkProbed, WatchFact, WatchOrder
@@ -151,11 +152,15 @@ class FetchFailed(_Said, frozen=True, tag=True):
 
 
 class Checkpoints(_Said, frozen=True, tag=True):
-    """The checkpoint steps this member could load (its own part has the right hashes), and what it skipped."""
+    """The checkpoint steps this member could load (its own part has the right hashes), and what it skipped.
+
+    `local` are those of `steps` that lie on its local disk.
+    """
 
     generation: int
     steps: tuple[int, ...]
     skipped: tuple[str, ...] = ()
+    local: tuple[int, ...] = ()
 
 
 class FirstStep(_Said, frozen=True, tag=True):
@@ -427,6 +432,7 @@ MemberFact = (
     | LinkProbed
     | BatchSeen
     | MoveFact
+    | MirrorFact
     | StateTaken
 )
 _AgentFact = AgentHello | Enlist | MemberStarted | MemberExited | MemberStopped | StartFailed | PathsProbed
@@ -449,6 +455,7 @@ Order = (
     | TakePaths
     | ProbePaths
     | MoveOrder
+    | MirrorOrder
     | WatchOrder
 )
 Message = Fact | Order

@@ -20,6 +20,7 @@ from keepstep.control.member import (
     Resolve,
     RunOn,
     Say,
+    ShowMirrors,
     TakeState,
     TellSettled,
     at_boundary,
@@ -43,6 +44,7 @@ from keepstep.records.messages import (
     Stop,
     Welcome,
 )
+from keepstep.records.mirror_messages import Mirrors
 from keepstep.simulation.engine import Engine
 from keepstep.simulation.simulated_disk import Part, SimulatedDisk
 from keepstep.simulation.simulated_move import Habits, MovingPart
@@ -272,6 +274,8 @@ class Trainee:
             self._settle(act)
         elif isinstance(act, TakeState):
             yield from self._take(act.order)
+        elif isinstance(act, ShowMirrors):
+            self.life.say(Mirrors(act.order.generation))
         elif isinstance(act, ListCheckpoints):
             self.life.say(Checkpoints(act.generation, *self.world.disk.valid(self.rank)))
         elif isinstance(act, LoadCheckpoint):

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from keepstep.errors import PeerLost
 from keepstep.records.messages import Abort, Drill, Fact, Fence, Order, Stop, TakePaths
+from keepstep.records.mirror_messages import PlaceMirror
 from keepstep.records.move_messages import MoveOrder, ReleaseMember
 from keepstep.records.watch_messages import ProbeLinks
 from keepstep.store.wire import MemberWire
@@ -25,7 +26,10 @@ EXIT_AGENT_LOST = 75
 
 
 class AgentLink:
-    """Orders for this process, in order; `on_abort`, `on_paths`, `on_move` and `on_probe` run in the reading thread."""
+    """Orders for this process, in order; `on_abort`, `on_paths`, `on_move` and `on_probe` run in the reading thread.
+
+    `place` is the newest word on who holds this member's mirror.
+    """
 
     def __init__(self, wire: MemberWire, *, member: str) -> None:
         self.member = member
@@ -33,6 +37,7 @@ class AgentLink:
         self.on_paths: Callable[[TakePaths], None] | None = None
         self.on_move: Callable[[MoveOrder], None] | None = None
         self.on_probe: Callable[[ProbeLinks], None] | None = None
+        self.place: PlaceMirror | None = None
         self._wire = wire
         self._orders: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
         self._drills = threading.Lock()
@@ -104,6 +109,9 @@ class AgentLink:
             if isinstance(order, MoveOrder) and not isinstance(order, ReleaseMember):
                 if self.on_move is not None:
                     self.on_move(order)
+                continue
+            if isinstance(order, PlaceMirror):
+                self.place = order
                 continue
             if isinstance(order, Fence):
                 _leave(EXIT_FENCED, order.why)

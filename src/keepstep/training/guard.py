@@ -20,10 +20,13 @@ from keepstep.control.member import (
     LoadCheckpoint,
     MemberState,
     Place,
+    PutBack,
     Refuse,
     Resolve,
     RunOn,
     Say,
+    ShowMirrors,
+    TakeCopy,
     TakeState,
     TellSettled,
     at_boundary,
@@ -53,6 +56,7 @@ from keepstep.training.fabric import Fabric, Mode
 from keepstep.training.handover import Handover
 from keepstep.training.injection import Injector
 from keepstep.training.link_probe import LinkProbe
+from keepstep.training.mirrors import MemberMirrors
 from keepstep.training.moving import Moving
 from keepstep.training.paths import PathPlan
 from keepstep.training.pipelines import Pipelines
@@ -97,6 +101,7 @@ class Guard:
         self.drills.state_wire = self._handover.server
         self._moving = Moving(self, fabric, link=link, handover=self._handover, now=recorder.monotonic_s)
         self._pipelines = Pipelines(fabric)
+        self.mirrors = MemberMirrors(fabric, link)
         self._renew = False
         self.spans.begin(SpanKind.SETUP)
         fabric.drills = self.drills
@@ -124,12 +129,16 @@ class Guard:
         self._tracked().snapshot(full=self.full)
         self._pipelines.begin_step()
         if not self.rehearsing:
-            self.publish(self.state.version, counting=False)
+            own = self.publish(self.state.version, counting=False)
+            self.mirrors.boundary(self.state.version, self._tracked(), own=own)
+            if self.full:
+                self.mirrors.settle()
 
     def keep_everything(self) -> None:
         """From here on steps are agreed at their end, and a redo takes weights and optimizer state back, too."""
         if not self.full:
             self.full = True
+            self.mirrors.settle()
             self._tracked().snapshot(full=True)
 
     def agree(self) -> None:
@@ -137,6 +146,7 @@ class Guard:
         if not self.rehearsing:
             self._tracked().sync_buffers()
             self.publish(self.state.version + 1, counting=True)
+            self.mirrors.settle()
             with self.drills.waiting():
                 self.agreed = self.fabric.agreement() or self._park_at_agreement()
             if self.agreed:
@@ -225,6 +235,7 @@ class Guard:
     def close(self) -> None:
         """Write what is still to be written, and leave torch as it was."""
         self._pipelines.close()
+        self.mirrors.close()
         if self.writer is not None:
             self.writer.close()
 
@@ -250,9 +261,12 @@ class Guard:
     def _private(self, *, counting: bool = False) -> bytes:
         return private.capture(self.streams, counting=counting)
 
-    def publish(self, version: int, *, counting: bool) -> None:
-        """Leave the rank's own state where it survives this process."""
-        self.recorder.publish_private(version, self._private(counting=counting))
+    def publish(self, version: int, *, counting: bool) -> bytes:
+        """Leave the rank's own state where it survives this process, and where it survives this node."""
+        own = self._private(counting=counting)
+        self.recorder.publish_private(version, own)
+        self.mirrors.tell_private(version, own)
+        return own
 
     def _park_at_agreement(self) -> bool:
         """Wait for the verdict about an aborted step: True to apply the update, False to redo the step."""
@@ -277,6 +291,9 @@ class Guard:
             (Say, self._say),
             (TellSettled, self._tell_settled),
             (TakeState, self._take_state),
+            (ShowMirrors, lambda act: self.mirrors.show(act.order)),
+            (PutBack, self._put_back),
+            (TakeCopy, lambda act: self.mirrors.take(act.order, self._tracked(), streams=self.streams)),
             (ListCheckpoints, self._list_checkpoints),
             (LoadCheckpoint, self._load_checkpoint),
             (RunOn, self._run_on),
@@ -299,12 +316,19 @@ class Guard:
         self._stop_moving()
         self._handover.take(act.order, self._tracked(), streams=self.streams)
 
+    def _put_back(self, act: PutBack) -> None:
+        self._handover.hide()
+        self.mirrors.put_back(act.version, self._tracked(), streams=self.streams)
+        self.publish(act.version, counting=False)
+        self._tell_settled(TellSettled(act.generation, act.version))
+
     def _list_checkpoints(self, act: ListCheckpoints) -> None:
         steps, skipped = ([], []) if self.writer is None else self.writer.valid_steps()
         self.link.say(Checkpoints(act.generation, tuple(steps), tuple(skipped)))
 
     def _load_checkpoint(self, act: LoadCheckpoint) -> None:
         self._handover.hide()
+        self.mirrors.forget()
         if act.version >= 0 and self.writer is not None:
             private.apply(self.writer.load(act.version, self._tracked()), self.streams)
         self.publish(max(act.version, 0), counting=False)
@@ -324,6 +348,7 @@ class Guard:
             self._pipelines.forget()
         self.fabric.install(act.order.generation, act.order.roster, renew=self._renew)
         self._renew = False
+        self.mirrors.run_on(self.state.version)
         self.publish(self.state.version, counting=False)
 
     def _leave(self, act: LeaveJob) -> None:

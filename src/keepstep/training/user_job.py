@@ -112,6 +112,19 @@ class Job:
             self._guard.streams = self._streams
         return stream
 
+    def mirror(self, on: bool = True, *, every: int = 1) -> None:
+        """Keep a copy of this member's state in the memory of another one, made after each `every` steps beside
+        training; a loss then costs at most the steps since the last copy. It takes four states of the size of this
+        member's own in host memory. Not called: done where some state has no replica on another node and fits in half
+        of the free memory. `on=False`: never; such a loss goes back to a checkpoint, or to the start. The same on every
+        rank.
+        """
+        if every < 1:
+            raise UsageError(f"a mirror every {every} steps", remedy="give a number of at least 1")
+        if self._guard is not None:
+            self._guard.mirrors.wanted = on
+            self._guard.mirrors.every = every
+
     def checkpoint(self, directory: str | os.PathLike[str], *, every: int, keep: int = 3) -> None:
         """Write the tracked state after each `every` steps, in the background, and go back to it where no live replica
         of lost state is left, or when the job is started again. Keeps the newest `keep`. Call it on every rank."""

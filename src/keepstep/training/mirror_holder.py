@@ -1,0 +1,124 @@
+"""What a member holds for others: copies of their states, and what only they know, in host memory."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import struct
+import threading
+
+from keepstep.errors import PeerLost, TornRecord
+from keepstep.training.fabric import Fabric
+from keepstep.training.host_memory import Block
+from keepstep.training.manifest import Manifest
+from keepstep.training.mirror_wire import MAX_PRIVATE, Offer, read_copy_request, receive_state, send_private_of
+from keepstep.training.shelf import KeptState, Shelf
+from keepstep.training.statewire import receive_exactly, set_timeout
+from keepstep.training.transfer import StateServer
+
+__all__ = ["PRIVATE_FRAME", "MirrorHolder"]
+
+PRIVATE_FRAME = struct.Struct("<IIQI")
+"""Rank, generation, version and length in front of a rank's own state."""
+_TIMEOUT_S = 120.0
+_MAX_RANKS = 4096
+_log = logging.getLogger("keepstep")
+
+
+class MirrorHolder:
+    """Serves three kinds of connections: `mirror` (a copy comes), `private` (own state comes), `copy` (a joiner asks).
+
+    While `frozen` nothing new is taken: what the controller was told must stay.
+    """
+
+    def __init__(self, fabric: Fabric) -> None:
+        self.shelf = Shelf()
+        self.frozen = False
+        self._fabric = fabric
+        self._lock = threading.Lock()
+        self._private: dict[int, dict[int, bytes]] = {}
+        for kind, handler in (("mirror", self._take), ("private", self._listen), ("copy", self._give)):
+            fabric.serve(kind, handler)
+
+    def private_of(self, rank: int) -> dict[int, bytes]:
+        """The newest two versions of what only `rank` knows."""
+        with self._lock:
+            return dict(self._private.get(rank, {}))
+
+    def drop_newer(self, version: int) -> None:
+        """The job has gone back to `version`."""
+        self.shelf.drop_newer(version)
+        with self._lock:
+            for known in self._private.values():
+                for late in [one for one in known if one > version]:
+                    del known[late]
+
+    def clear(self) -> None:
+        """Nothing that is held belongs to this job any more."""
+        self.shelf.clear()
+        with self._lock:
+            self._private.clear()
+
+    # ------------------------------------------------------------------ connections, each in its own thread
+
+    def _take(self, sock: socket.socket) -> None:
+        """Copies of one member, one after the other, until it hangs up."""
+        pending: list[tuple[int, Block]] = []
+
+        def admit(offer: Offer, manifest: Manifest) -> Block | None:
+            if self.frozen or offer.generation != self._fabric.generation or len(offer.private) > MAX_PRIVATE:
+                return None
+            block = self.shelf.room(offer.rank, manifest.nbytes)
+            pending.append((offer.rank, block))
+            return block
+
+        def settle(kept: KeptState) -> None:
+            pending.clear()
+            self.shelf.put(kept)
+
+        with sock:
+            try:
+                sock.setblocking(True)
+                while receive_state(sock, admit=admit, settle=settle):
+                    pass
+            except (OSError, PeerLost, TornRecord) as error:
+                if isinstance(error, TornRecord):
+                    _log.warning("a mirror was not taken: %s", error)
+            for rank, block in pending:
+                self.shelf.give_back(rank, block)
+
+    def _listen(self, sock: socket.socket) -> None:
+        """What one member alone knows, a version at a time."""
+        with sock:
+            try:
+                sock.setblocking(True)
+                while True:
+                    rank, generation, version, length = PRIVATE_FRAME.unpack(receive_exactly(sock, PRIVATE_FRAME.size))
+                    if length > MAX_PRIVATE:
+                        return
+                    data = bytes(receive_exactly(sock, length))
+                    if generation == self._fabric.generation:
+                        self._remember(rank, version, data)
+            except (OSError, PeerLost):
+                return
+
+    def _remember(self, rank: int, version: int, data: bytes) -> None:
+        with self._lock:
+            if rank not in self._private and len(self._private) >= _MAX_RANKS:
+                return
+            known = self._private.setdefault(rank, {})
+            known[version] = data
+            for old in sorted(known)[:-2]:
+                del known[old]
+
+    def _give(self, sock: socket.socket) -> None:
+        """A joiner takes the copy of the rank it has got."""
+        try:
+            set_timeout(sock, _TIMEOUT_S)
+            kept = self.shelf.get(*read_copy_request(sock))
+            send_private_of(sock, kept)
+        except (OSError, PeerLost, TornRecord):
+            sock.close()
+            return
+        image = None if kept is None else kept.image()
+        StateServer(lambda: image).handle(sock)

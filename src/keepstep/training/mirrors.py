@@ -1,0 +1,201 @@
+"""Copies of this member's state in host memory and in that of another member, made after each step beside training.
+
+All members copy the same versions: a new one is begun when the agreement has shown that the one before is stored
+everywhere. So at any time each member has its own copy of the newest version that every mirror has.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import xxhash
+
+from keepstep.errors import KeepstepError
+from keepstep.records.messages import Fetched, FetchFailed
+from keepstep.records.mirror_messages import AskMirrors, Mirrors, TakeMirror
+from keepstep.training import private
+from keepstep.training.agent_link import AgentLink
+from keepstep.training.data import Batches
+from keepstep.training.fabric import Fabric, Mode
+from keepstep.training.host_memory import copy_bytes, free_bytes
+from keepstep.training.mirror_holder import MirrorHolder
+from keepstep.training.mirror_sender import MirrorSender, PrivateSender
+from keepstep.training.mirror_wire import ask_copy
+from keepstep.training.shelf import Shelf
+from keepstep.training.state import TrackedState
+from keepstep.training.state_copy import StateCopy
+from keepstep.training.transfer import SourcesLost, fetch
+
+__all__ = ["COPIES", "MemberMirrors", "in_need"]
+
+COPIES = 4
+"""So many states of the size of its own a member keeps in host memory: two versions of its own, two of another's."""
+_SHARE = 0.5  # of the memory that is free; more is taken only where the script asks for mirrors
+_DIAL_TIMEOUT_S = 5.0
+_MOST = (1 << 31) - 1
+_WORDS = 4
+_log = logging.getLogger("keepstep")
+
+
+def in_need(keys: Mapping[int, tuple[object, object]]) -> frozenset[int]:
+    """The ranks whose state would be gone with their node; `keys` gives (replica, node) by rank.
+
+    Where all ranks are on one node: those whose state no other rank has.
+    """
+    nodes = {node for _, node in keys.values()}
+    where: dict[object, list[object]] = defaultdict(list)
+    for replica, node in keys.values():
+        where[replica].append(node)
+    alone = (lambda has: len(set(has)) == 1) if len(nodes) > 1 else (lambda has: len(has) == 1)
+    return frozenset(rank for rank, (replica, _) in keys.items() if alone(where[replica]))
+
+
+class MemberMirrors:
+    """The mirrors of one member. `wanted`: None where some state has no replica, True always, False never; a copy is
+    made every `every` steps. All members must be told the same."""
+
+    def __init__(self, fabric: Fabric, link: AgentLink) -> None:
+        self.wanted: bool | None = None
+        self.every = 1
+        self._fabric = fabric
+        self._link = link
+        self._own = Shelf()
+        self._holder = MirrorHolder(fabric)
+        self._sender = MirrorSender(fabric, self._own, place=self._place)
+        self._private = PrivateSender(fabric, place=self._place)
+        self._generation = -1
+        self._active = self._sends = False
+        self._last = -1
+        self._copy: StateCopy | None = None
+        fabric.ballot.add("mirrored", lambda: self._sender.stored)
+
+    # ------------------------------------------------------------------ while training goes on
+
+    def tell_private(self, version: int, data: bytes) -> None:
+        """Leave what only this rank knows where the loss of this node does not take it."""
+        if self.wanted is not False:
+            self._private.tell(version, data)
+
+    def boundary(self, version: int, tracked: TrackedState, *, own: bytes) -> None:
+        """A step begins: copy the state as it is now, if that is due. `own` is what only this rank knows."""
+        if self.wanted is False or version == 0 or self._fabric.mode is not Mode.LIVE:
+            return
+        if self._fabric.generation != self._generation and not self._plan(tracked):
+            return
+        if not self._active or version < self._last + self.every:
+            return
+        if self._last >= 0:
+            if self._fabric.ballot.least("mirrored") != self._last:
+                return
+            self._holder.shelf.drop_older_generations(self._generation)
+        self._last = version
+        image = tracked.image()
+        block = self._own.room(self._fabric.rank, image.manifest.nbytes)
+        self._copy = StateCopy(image, block, version=version, private=own)
+        self._sender.submit(self._copy, generation=self._generation, send=self._sends)
+
+    def settle(self) -> None:
+        """The state is about to change: wait until it is copied."""
+        if self._copy is not None:
+            self._copy.wait()
+            self._copy = None
+
+    def _plan(self, tracked: TrackedState) -> bool:
+        """Once in a generation all members find out who has replicas where, and whether the copies fit."""
+        rank, world = self._fabric.rank, len(self._fabric.ranks)
+        votes = [_MOST] * (1 + 2 * _WORDS * world)
+        nbytes = tracked.layout().nbytes
+        votes[0] = int(self.wanted is True or _fits(nbytes))
+        at = 1 + 2 * _WORDS * self._fabric.ranks.index(rank)
+        votes[at : at + 2 * _WORDS] = _words(tracked.replica_key()) + _words(self._fabric.address.node)
+        least = self._fabric.least(votes)
+        if not least:
+            return False
+        words = [least[at : at + _WORDS] for at in range(1, len(least), _WORDS)]
+        keys = {one: (words[2 * index], words[2 * index + 1]) for index, one in enumerate(self._fabric.ranks)}
+        need = frozenset(keys) if self.wanted else in_need(keys)
+        if need and not least[0] and rank == min(self._fabric.ranks):
+            _log.warning(
+                "no mirrors: %d copies of a state of %d MB on each member do not fit in half of the free memory; a loss"
+                " without a live replica goes back to a checkpoint -> job.mirror() to have them all the same",
+                COPIES,
+                nbytes // 1_000_000,
+            )
+        self._generation = self._fabric.generation
+        self._active = bool(need) and bool(least[0])
+        self._sends = rank in need
+        self._last = -1
+        self._sender.forget()
+        return True
+
+    def _place(self) -> int:
+        return -1 if self._link.place is None else self._link.place.holder
+
+    # ------------------------------------------------------------------ in a change
+
+    def show(self, order: AskMirrors) -> None:
+        """Say what is there; it stays until the next generation."""
+        self.settle()
+        self._holder.frozen = True
+        held = tuple(kept.announced() for kept in self._holder.shelf.all() if kept.rank in order.ranks)
+        own = self._own.versions(self._fabric.rank)
+        known = {rank: self._holder.private_of(rank) for rank in order.ranks}
+        self._link.say(Mirrors(order.generation, own, held, {rank: some for rank, some in known.items() if some}))
+
+    def put_back(self, version: int, tracked: TrackedState, *, streams: Sequence[Batches]) -> None:
+        """Be again what this member was after `version` updates. Raises StateError if that copy is not there."""
+        self.settle()
+        kept = self._own.get(self._fabric.rank, version)
+        assert kept is not None, f"asked for version {version} of {self._own.versions(self._fabric.rank)}"
+        for target, source in zip(tracked.adopt(kept.manifest), kept.views(), strict=True):
+            copy_bytes(target, source)
+        tracked.adopted()
+        private.apply(kept.private, streams)
+
+    def take(self, order: TakeMirror, tracked: TrackedState, *, streams: Sequence[Batches]) -> None:
+        """Take the mirror that the order names and say so; or say in one line why it cannot be taken."""
+        try:
+            address = order.roster[order.holder]
+            with self._fabric.dial(address, "copy", timeout_s=_DIAL_TIMEOUT_S) as sock:
+                own = ask_copy(sock, self._fabric.rank, order.version)
+                got = fetch({order.holder: sock}, order.digest, state=tracked)
+        except (KeepstepError, OSError) as error:
+            lost = error.lost if isinstance(error, SourcesLost) else (order.holder,)
+            _log.warning("the mirror in the memory of rank %d is not used: %s", order.holder, error)
+            self._link.say(FetchFailed(order.generation, lost, str(error)))
+            return
+        private.apply(own or order.private, streams)
+        self._link.say(Fetched(order.generation, order.version, order.digest, got.bytes_moved))
+
+    def run_on(self, version: int) -> None:
+        """The new generation runs from `version`: later copies did not happen."""
+        self._own.drop_newer(version)
+        self._holder.drop_newer(version)
+        self._holder.frozen = False
+
+    def forget(self) -> None:
+        """The state comes from elsewhere: no copy belongs to it any more."""
+        self.settle()
+        self._own.clear()
+        self._holder.clear()
+
+    def close(self) -> None:
+        """End the threads."""
+        self.settle()
+        self._sender.close()
+        self._private.close()
+
+
+def _fits(nbytes: int) -> bool:
+    """Whether the copies of all members of this node, each with a state of `nbytes`, fit."""
+    members = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return COPIES * nbytes * members <= _SHARE * free_bytes()
+
+
+def _words(text: str) -> list[int]:
+    """120 bits of hash over `text`, as small numbers that fit a vote."""
+    number = xxhash.xxh3_128_intdigest(text.encode())
+    return [(number >> 30 * index) & ((1 << 30) - 1) for index in range(_WORDS)]
