@@ -100,8 +100,8 @@ class Loss(msgspec.Struct, frozen=True):
 
     `joining` says that it had not made a step in its rank yet.
     `version` is the number of updates everybody then came to (-1: not known yet), `marks` when its repair reached
-    which phase, `note` what a reader of the incident must know, `source` where its state came from. Losses with the same
-    `together` (a domain) are one.
+    which phase, `note` what a reader of the incident must know, `source` where its state came from. Losses with the
+    same `together` (a domain) are one.
     """
 
     rank: int

@@ -214,7 +214,8 @@ def _with_source(turn: Turn, change: Change, *, loss: Loss) -> Loss:
     elif change.search is not None and loss.rank in change.search.chosen:
         holder, held = change.search.chosen[loss.rank]
         source = "mirror"
-        text = f"the state of rank {loss.rank} came from the mirror of version {held.version} in the memory of rank {holder}"
+        state = f"the state of rank {loss.rank}, version {held.version}"
+        text = f"{state}, came from its mirror in the memory of rank {holder}"
         note = "; ".join(part for part in (note, text) if part)
     return msgspec.structs.replace(loss, source=source, note=note)
 
