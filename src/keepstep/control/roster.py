@@ -63,8 +63,8 @@ class Member(msgspec.Struct, frozen=True):
     `version` and `agreed` are its last `Parked` or `Settled` answer, given for `answered` (a generation). `ready` says
     that a joiner has run its set-up. `local` are those of its `checkpoints` on its disk. `started` is the wall-clock
     time of the order to start it. `error` is what its script raised of its own accord at wall-clock time `failed`; its
-    process is about to exit. `moving` is the number of the move it is a joiner of (0: none), `heir_of` the rank it is to
-    take there; `released` is when it was let go.
+    process is about to exit. `moving` is the number of the move it is a joiner of (0: none), `heir_of` the rank it is
+    to take there; `released` is when it was let go.
     """
 
     name: str
