@@ -129,7 +129,7 @@ class Guard:
         self._tracked().snapshot(full=self.full)
         self._pipelines.begin_step()
         if not self.rehearsing:
-            own = self.publish(self.state.version, counting=False)
+            own = self._publish(self.state.version, counting=False)
             self.mirrors.boundary(self.state.version, self._tracked(), own=own)
             if self.full:
                 self.mirrors.settle()
@@ -261,8 +261,11 @@ class Guard:
     def _private(self, *, counting: bool = False) -> bytes:
         return private.capture(self.streams, counting=counting)
 
-    def publish(self, version: int, *, counting: bool) -> bytes:
+    def publish(self, version: int, *, counting: bool) -> None:
         """Leave the rank's own state where it survives this process, and where it survives this node."""
+        self._publish(version, counting=counting)
+
+    def _publish(self, version: int, *, counting: bool) -> bytes:
         own = self._private(counting=counting)
         self.recorder.publish_private(version, own)
         self.mirrors.tell_private(version, own)
