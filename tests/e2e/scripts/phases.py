@@ -12,11 +12,20 @@ import time
 from pathlib import Path
 
 from keepstep.records.messages import Parked, Ready
+from keepstep.records.move_messages import CommitMove, PrepareMove
 from keepstep.training.guard import Guard
+from keepstep.training.leading import Leading
+from keepstep.training.moving import Moving
+from keepstep.training.taking_over import TakingOver
 from keepstep.training.transfer import StateServer
 
 PHASES_OF_STAYERS = ("abort", "parked", "settle", "settled", "serving", "go", "installed")
 PHASES_OF_JOINERS = ("welcome", "ready", "fetch", "fetched", "go", "installed")
+PHASES_OF_MOVES = {
+    "leaver": ("leave", "snapshot", "commit", "voted", "proving"),
+    "joiner": ("welcome", "ready", "follow", "room", "following", "handed", "taking", "taken"),
+    "stayer": ("stay", "staying", "stayed"),
+}
 LIMIT_S = 60.0
 
 
@@ -88,3 +97,34 @@ def stop_at_phases(control: Path) -> None:
         phases.joining = False
 
     Guard._run_on = installed
+    _stop_at_moves(phases)
+
+
+def _stop_at_moves(phases: Phases) -> None:
+    take = Moving.take
+
+    def taken(moving, order):
+        if isinstance(order, PrepareMove) and order.part != "join":
+            phases.at(order.part)
+        if isinstance(order, CommitMove):
+            phases.at("commit")
+        take(moving, order)
+
+    Moving.take = taken
+    phases.around(Leading, "snapshot", "", "snapshot")
+    phases.around(Moving, "_leave", "voted")
+    phases.around(Leading, "prove", "proving")
+    phases.around(Moving, "_stay", "staying", "stayed")
+    phases.around(TakingOver, "_connect", "follow")
+    phases.around(TakingOver, "_lag", "room")
+    phases.around(TakingOver, "_update", "following")
+    phases.around(TakingOver, "_handed_over", "handed")
+    take_rank = TakingOver._take
+
+    def took(joining, last, order):
+        phases.at("taking")
+        take_rank(joining, last, order)
+        phases.at("taken")
+        phases.joining = False
+
+    TakingOver._take = took
