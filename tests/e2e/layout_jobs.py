@@ -22,13 +22,18 @@ def weights_of(directory: Path, world: int) -> str:
 
 def by_torchrun(directory: Path, layout: str, *arguments: str, world: int) -> str:
     """The weights of an undisturbed, unprotected run."""
-    directory.mkdir(parents=True)
-    script = [str(SCRIPTS / "dying.py"), "--weights", str(directory), str(LAYOUTS / f"{layout}.py"), *arguments]
-    command = [TORCHRUN, "--standalone", f"--nproc-per-node={world}", *script]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    return all_by_torchrun(directory, [layout], *arguments, world=world)[layout]
+
+
+def all_by_torchrun(directory: Path, layouts: list[str], *arguments: str, world: int) -> dict[str, str]:
+    """The same for several layouts, one after the other in the same processes."""
+    scripts = [str(LAYOUTS / f"{layout}.py") for layout in layouts]
+    command = [TORCHRUN, "--standalone", f"--nproc-per-node={world}", str(SCRIPTS / "one_after_another.py")]
+    command += [str(directory), *scripts, "--", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert "unprotected" in done.stderr
-    return weights_of(directory, world)
+    return {layout: weights_of(directory / layout, world) for layout in layouts}
 
 
 class LayoutJob(RunningJob):

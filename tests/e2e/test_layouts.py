@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from layout_jobs import LayoutJob, by_torchrun
+from layout_jobs import LayoutJob, all_by_torchrun, by_torchrun
 
 QUICK = {
     "ddp": "1:4:0",
@@ -24,24 +24,32 @@ CHECKPOINTED = ("fsdp2", "pipeline")
 """Their state has no replica with as many ranks as are used here; the same is true of all layouts with two ranks."""
 
 
-def ends_alike(tmp_path: Path, layout: str, deaths: list[str], *, world: int, standby: int) -> LayoutJob:
-    """The disturbed job, after its weights were compared."""
-    steps = ["--steps", "24"]
+STEPS = ["--steps", "24"]
+
+
+@pytest.fixture(scope="session")
+def even(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The weights of every layout with two ranks, undisturbed."""
+    return all_by_torchrun(tmp_path_factory.mktemp("even"), list(QUICK), *STEPS, world=2)
+
+
+def disturbed(tmp_path: Path, layout: str, deaths: list[str], *, world: int, standby: int) -> LayoutJob:
+    """The job with all its losses, after a good end."""
     options = [word for death in deaths for word in ("--die", death)]
     saves = ["--checkpoints", str(tmp_path / "checkpoints")]
-    job = LayoutJob(tmp_path / "run", layout, *steps, *saves, options=options, world=world, standby=standby)
+    job = LayoutJob(tmp_path / "run", layout, *STEPS, *saves, options=options, world=world, standby=standby)
     try:
-        weights = job.end()
+        job.end()
         assert len(job.report()["incidents"]) == len(deaths), job.text()
     finally:
         job.process.kill()
-    assert weights == by_torchrun(tmp_path / "even", layout, *steps, world=world), job.text()
     return job
 
 
 @pytest.mark.parametrize("layout", QUICK)
-def test_two_ranks_lose_one(tmp_path: Path, layout: str) -> None:
-    ends_alike(tmp_path, layout, [QUICK[layout]], world=2, standby=1)
+def test_two_ranks_lose_one(tmp_path: Path, layout: str, even: dict[str, str]) -> None:
+    job = disturbed(tmp_path, layout, [QUICK[layout]], world=2, standby=1)
+    assert job.end() == even[layout], job.text()
 
 
 def every_rank(world: int) -> list[str]:
@@ -54,12 +62,14 @@ def every_rank(world: int) -> list[str]:
 @pytest.mark.parametrize("layout", ["fsdp2", "hsdp", "tensor_parallel", "pipeline", "interleaved", "expert_parallel"])
 def test_every_role_is_lost(tmp_path: Path, layout: str) -> None:
     """First, middle and last stage, every coordinate of data, tensor and expert parallelism, one after the other."""
-    job = ends_alike(tmp_path, layout, every_rank(4), world=4, standby=2)
+    job = disturbed(tmp_path, layout, every_rank(4), world=4, standby=2)
+    assert job.end() == by_torchrun(tmp_path / "even", layout, *STEPS, world=4), job.text()
     if layout not in CHECKPOINTED:
         assert job.steps_recomputed() == [0, 0, 0, 0]
 
 
 @pytest.mark.long
 def test_every_role_of_eight_ranks_is_lost(tmp_path: Path) -> None:
-    job = ends_alike(tmp_path, "tp_pp_dp", every_rank(8), world=8, standby=3)
+    job = disturbed(tmp_path, "tp_pp_dp", every_rank(8), world=8, standby=3)
+    assert job.end() == by_torchrun(tmp_path / "even", "tp_pp_dp", *STEPS, world=8), job.text()
     assert job.steps_recomputed() == [0] * 8

@@ -19,8 +19,8 @@ from swap_cases import LAYOUTS, LOST, Case, every_case, some_cases
 from keepstep.training.checkpoint import valid_steps
 
 WORLD = 4
-STEPS = 600
-LIMIT_S = 180.0
+STEPS = 400
+LIMIT_S = 240.0
 CALM_STEPS = 3
 
 
@@ -48,7 +48,7 @@ class Stage:
             if self.ended():
                 return False
             assert time.monotonic() < end, f"{what}\n{self.job.text()[-6000:]}"
-            time.sleep(0.005)
+            time.sleep(0.03)
         return True
 
     def begun(self) -> dict[int, tuple[int, int]]:
@@ -135,7 +135,7 @@ def played(tmp_path: Path, layout: str, cases: list[Case], *, fewest: int) -> No
                 break
         stage.calm()
         stage.pace.write_text("0")
-        code = stage.job.finish(limit_s=500.0)
+        code = stage.job.finish(limit_s=900.0)
     finally:
         stage.job.process.terminate()
         stage.job.process.wait(60)

@@ -25,7 +25,6 @@ from keepstep.training.fabric import Fabric, Place, current_fabric
 __all__ = ["BACKEND", "Options", "node_identity", "register"]
 
 BACKEND = "keepstep"
-_SECRET_KEY = "keepstep/secret"
 
 
 @dataclass(frozen=True)
@@ -52,6 +51,7 @@ def node_identity() -> str:
 
 _groups: dict[int, set[str]] = {}
 _own: list[Fabric] = []
+_lives: dict[tuple[int, ...], int] = {}
 
 
 def _create(asked: Any, options: object) -> KeepstepGroup:
@@ -89,28 +89,30 @@ def _close_all() -> None:
 
 def _make_fabric(asked: Any, ranks: tuple[int, ...], *, options: Options) -> Fabric:
     rank, store = ranks[asked.group_rank], asked.store
+    # A world that was destroyed and made again finds the keys of its earlier life in the same store.
+    life = _lives[ranks] = _lives.get(ranks, 0) + 1
     member = f"rank{rank}-{secrets.token_hex(6)}"
     doors = Doors(member, options.node or node_identity(), host=options.host or _own_host())
-    directory = StoreDirectory(store)
+    directory = StoreDirectory(store, prefix=f"keepstep/{life}/address/")
     directory.publish(rank, doors.address)
     place = Place(rank, len(ranks), 1, ranks)
-    secret = _shared_secret(store, asked.group_rank, timeout=asked.timeout)
+    secret = _shared_secret(store, asked.group_rank, key=f"keepstep/{life}/secret", timeout=asked.timeout)
     fabric = Fabric(doors, place, secret=secret, directory=directory, protected=False)
     fabric.start_watch()
     return fabric
 
 
-def _shared_secret(store: Store, rank: int, *, timeout: timedelta) -> bytes:
+def _shared_secret(store: Store, rank: int, *, key: str, timeout: timedelta) -> bytes:
     """The store is what the members trust: whoever reads it may take part."""
     if rank == 0:
         secret = secrets.token_bytes(32)
-        store.set(_SECRET_KEY, secret.hex())
+        store.set(key, secret.hex())
         return secret
     try:
-        store.wait([_SECRET_KEY], timeout)
+        store.wait([key], timeout)
     except RuntimeError as error:
         raise PeerLost(f"rank 0 did not come to the store: {error}", remedy="see why rank 0 did not start") from error
-    return bytes.fromhex(bytes(store.get(_SECRET_KEY)).decode("ascii"))
+    return bytes.fromhex(bytes(store.get(key)).decode("ascii"))
 
 
 def _own_host() -> str:
