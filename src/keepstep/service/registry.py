@@ -85,6 +85,8 @@ class Registry:
         assert isinstance(enlist, Enlist)
         missed = served.shell.sent.after(enlist.node, enlist.orders) if enlist.orders >= 0 else []
         served.awaited.discard(enlist.node)
+        if enlist.orders < 0:  # another agent than the one that was there before: its facts count from 1
+            served.shell.heard.pop(enlist.node, None)
         known = served.shell.heard.get(enlist.node, 0)
         peer.post(Envelope(enlist.node, "", msgspec.structs.replace(served.assignment, facts=known)))
         for directed in missed:
