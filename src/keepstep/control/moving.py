@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from keepstep.control.answers import speaker
 from keepstep.control.job_state import Event
+from keepstep.control.mirrors import place_mirrors
 from keepstep.control.move_ends import cancel_move, complete_move, there
 from keepstep.control.move_plan import plan_move, plan_words
 from keepstep.control.move_state import Heir, Move, MovePhase
@@ -162,6 +163,7 @@ def advance_move(turn: Turn) -> None:
             _order_commit(turn, turn.move(phase=MovePhase.COMMITTING))
     elif move.stepped == move.joiners:
         complete_move(turn)
+        place_mirrors(turn, turn.state.generation)
 
 
 def _at_the_end(turn: Turn, move: Move) -> bool:

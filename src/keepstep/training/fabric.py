@@ -285,14 +285,13 @@ class Fabric:
         """Takes part in `move`: a stayer dials, beside each link to a leaver, one to its joiner. `ready("")`, or why
         not, from any thread. A leaver is ready when `turning` is told so."""
         self.turning.begin(move)
-        if not move.leaving:
-            self._links.prepare_move(
-                move.number, move.ranks, ready=lambda why: self._dialled(move.number, why=why, ready=ready)
-            )
 
-    def _dialled(self, number: int, *, why: str, ready: Callable[[str], None]) -> None:
-        self.turning.ready(number, yes=not why)
-        ready(why)
+        def dialled(why: str) -> None:
+            self.turning.ready(move.number, yes=not why)
+            ready(why)
+
+        if not move.leaving:
+            self._links.prepare_move(move.number, move.ranks, ready=dialled)
 
     def cancel_move(self) -> None:
         """What was prepared for a move is dropped."""
@@ -335,9 +334,12 @@ class Fabric:
         with self._lock:
             self._served[kind] = handler
 
-    def dial(self, address: Address, kind: str, *, timeout_s: float = _DIAL_TIMEOUT_S) -> socket.socket:
-        """An authenticated connection to the member at `address`. Raises PeerLost or Fenced."""
-        return self._dial(address, kind, generation=self.generation, timeout_s=timeout_s)
+    def dial(
+        self, address: Address, kind: str, *, timeout_s: float = _DIAL_TIMEOUT_S, generation: int = 0
+    ) -> socket.socket:
+        """An authenticated connection to the member at `address`, in the newer of `generation` and ours (a joiner may
+        have missed some). Raises PeerLost or Fenced."""
+        return self._dial(address, kind, generation=max(generation, self.generation), timeout_s=timeout_s)
 
     def _dial(
         self, address: Address, kind: str, *, generation: int, timeout_s: float = _DIAL_TIMEOUT_S

@@ -70,7 +70,9 @@ class Handover:
         for rank in order.sources:
             address: Address = order.roster[rank]
             try:
-                sources[rank] = self._fabric.dial(address, "state", timeout_s=_DIAL_TIMEOUT_S)
+                sources[rank] = self._fabric.dial(
+                    address, "state", timeout_s=_DIAL_TIMEOUT_S, generation=order.generation
+                )
             except (TransportError, MembershipError, OSError) as error:
                 _log.warning("state source rank %d does not answer: %s", rank, error)
         return sources

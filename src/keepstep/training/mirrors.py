@@ -159,7 +159,8 @@ class MemberMirrors:
         """Take the mirror that the order names and say so; or say in one line why it cannot be taken."""
         try:
             address = order.roster[order.holder]
-            with self._fabric.dial(address, "copy", timeout_s=_DIAL_TIMEOUT_S) as sock:
+            generation = order.generation
+            with self._fabric.dial(address, "copy", timeout_s=_DIAL_TIMEOUT_S, generation=generation) as sock:
                 own = ask_copy(sock, self._fabric.rank, order.version)
                 got = fetch({order.holder: sock}, order.digest, state=tracked)
         except (KeepstepError, OSError) as error:
