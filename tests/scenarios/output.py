@@ -11,6 +11,7 @@ from keepstep.control.member import MemberState
 from keepstep.records.incident import PHASES, Incident
 from keepstep.records.messages import Address
 from keepstep.records.mirror_messages import PlaceMirror
+from keepstep.records.moves import MOVE_MARKS
 
 HIDDEN = {"epoch", "why", "secret", "environment", "world", "attempt", "type", "replicas", "drill"}
 SAID_IF_SET = {"renew", "move", "leaver"}
@@ -71,6 +72,9 @@ def record_lines(decision: Decision) -> list[str]:
     lines = []
     for (number, rank), group in groupby(decision.milestones, key=lambda m: (m.incident, m.rank)):
         lines.append(f"milestone of incident {number}, rank {rank}: {', '.join(m.name for m in group)}")
+    for move in decision.moves:
+        marks = " ".join(f"{name}={getattr(move, name + '_s'):g}" for name in MOVE_MARKS if getattr(move, f"{name}_s"))
+        lines.append(f"record of move {move.number}: {move.outcome} refused={move.refused} {marks}".rstrip())
     for finding in decision.findings:
         lines.append(f"finding {finding.kind} rank={finding.rank} step={finding.step}: {finding.evidence[0]}")
     for one in decision.incidents:

@@ -8,6 +8,7 @@ Events (`> ` lines):
     m2 Parked generation=1 version=7 agreed=true
     hello all | hello m4 world=3                               processes that start call join()
     parked all version=7 | settled all digest=d ...            the same answer from every member that can give it
+    move 2 0 [to=n1] | move node=n0                            a person wants ranks moved
     tick 1.0 | wait 0.2 | stop 130                             time passes, with or without a tick; a person ends it
     machine rank=1 version=7 generation=3                      a member's own machine (instead of a job)
     at agreement Settle epoch=1 generation=4 version=8         an order reaches it there; `at boundary`, `kept`, too
@@ -27,6 +28,7 @@ from keepstep.control.roster import Status, live
 from keepstep.records import domain_messages, messages, mirror_messages, move_messages, watch_messages
 from keepstep.records.messages import Address
 from keepstep.records.mirror_messages import HeldMirror
+from keepstep.records.moves import MoveRequest
 
 VERSION = "1.0"
 MODULES = (messages, watch_messages, mirror_messages, move_messages, domain_messages)
@@ -45,6 +47,10 @@ DEFAULTS = {
     "FetchFailed": {"lost": (), "why": "no source answers"},
     "Abort": {"lost": ()},
     "Fence": {"why": "gone"},
+    "MovePrepared": {"number": 1},
+    "MoveCommitted": {"number": 1},
+    "MoveRefused": {"number": 1, "why": "somebody was not quiet"},
+    "MoveTaken": {"number": 1, "parts": {"last_update_s": 0.001, "check_s": 0.002}},
     "Stop": {"code": 1, "why": "over"},
     "Go": {"roster": {}},
     "Fetch": {"digest": "d", "sources": (), "roster": {}, "private": b""},
@@ -65,7 +71,7 @@ def _named(kind: str) -> type[msgspec.Struct]:
 
 
 def value(text: str):
-    """`true`, `7`, `0.5`, `2,4,`, `7:aa,8:bb`, `1:8:a|9:b` (by rank and version), held mirrors, `rack:r1,power:x` or a string."""
+    """`true`, `7`, `0.5`, `2,4,`, `7:aa,8:bb`, `1:8:a|9:b` (by rank and version), held mirrors, `rack:r1,power:x`, text."""
     if text in ("true", "false"):
         return text == "true"
     if re.match(r"\d+:\d+:\w+:", text):
@@ -145,6 +151,11 @@ class Player:
     def _play_stop(self, words: list[str]) -> list[str]:
         return self._feed(Event("", "", StopRequest(int(words[0]), "interrupted")))
 
+    def _play_move(self, words: list[str]) -> list[str]:
+        given = fields_of([word for word in words if "=" in word])
+        ranks = tuple(int(word) for word in words if "=" not in word)
+        return self._feed(Event("", "", MoveRequest(ranks, given.get("node", ""), given.get("to", ""))))
+
     def _play_hello(self, words: list[str]) -> list[str]:
         starting = [m.name for m in self._state.members.values() if m.status is Status.STARTING]
         lines = []
@@ -161,9 +172,9 @@ class Player:
         copying = change is not None and change.restore is None and not change.going
         silent = kind in ("Parked", "Mirrors") or (kind == "Settled" and copying)
         lines = []
-        for member in live(self._state.members):
+        for member in self._speakers:
             named = who == "all" or member.name in who.split(",")
-            if named and not (member.joiner and silent) and member.status is not Status.FINISHED:
+            if named and not (member.joiner and silent and not member.moving) and member.status is not Status.FINISHED:
                 lines += self._fact(member.name, kind, given)
         return lines
 
@@ -174,11 +185,20 @@ class Player:
         node = self._state.members[member].node if member in self._state.members else source
         change = self._state.change
         if "generation" in fields:
+            move = self._state.move
             current = self._state.generation if change is None else change.generation
+            if change is None and move is not None and kind in ("MoveCommitted", "FirstStep"):
+                current = move.generation
             given = {"generation": current, **given}
         if "node" in fields:
             given = {"node": source, **given}
         return self._feed(Event(node, member, message(kind, **given)))
+
+    @property
+    def _speakers(self) -> list:
+        """Members, and in the commit of a move those who are to be."""
+        claims = [m for m in self._state.members.values() if m.moving and m.status is not Status.GONE]
+        return [*live(self._state.members), *claims]
 
     @property
     def _state(self) -> JobState:

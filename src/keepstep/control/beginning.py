@@ -39,7 +39,8 @@ def begin_change(turn: Turn, losses: tuple[Loss, ...], *, private: dict[int, dic
 
 def _tell_all(turn: Turn, change: Change, *, why: str) -> None:
     """Everybody that may hold a state stops; joiners go on with what they do."""
-    ranks = tuple(sorted({lost.rank for lost in change.lost if lost.rank >= 0}))
+    held = {m.rank for m in live(turn.state.members) if not m.joiner}  # by a leaver whose joiner was lost
+    ranks = tuple(sorted({lost.rank for lost in change.lost if lost.rank >= 0} - held))
     order = Abort(turn.state.epoch, change.generation, ranks, renew=change.renew)
     for member in live(turn.state.members):
         if member.joiner:

@@ -36,7 +36,8 @@ def complete_move(turn: Turn) -> None:
         turn.put(joiner, rank=heir.rank, heir_of=-1, moving=0, joiner=False, status=status)
         release(turn, heir.leaver, why=f"rank {heir.rank} has its new member")
     close_move(turn, "made")
-    refill_standbys(turn, reason="a new standby in place of the one that joined")
+    if not any(member.status is Status.FINISHED for member in turn.state.members.values()):
+        refill_standbys(turn, reason="a new standby in place of the one that joined")
 
 
 def release(turn: Turn, name: str, *, why: str) -> None:

@@ -134,11 +134,21 @@ def _award(turn: Turn, heir: Heir, *, version: int) -> bool:
     if leaver is not None and (leaver.name not in move.committed or leaver.version == version):
         discard_joiner(turn, heir.joiner, why=f"rank {heir.rank} stays with {leaver.name}")
         turn.because(f"rank {heir.rank} stays with {leaver.name}")
+        _note_joiner(turn, heir)
         return False
     release(turn, heir.leaver, why=f"rank {heir.rank} is past the state of its old member")
     if joiner is not None:
         turn.put(joiner, moving=0)
     return False
+
+
+def _note_joiner(turn: Turn, heir: Heir) -> None:
+    """Say in the incident of a lost joiner that its rank did not change hands."""
+    change = turn.state.change
+    note = f"{heir.joiner} was to take the rank in a planned move; it stays with {heir.leaver}"
+    lost = () if change is None else change.lost
+    replace = msgspec.structs.replace
+    turn.change(lost=tuple(replace(loss, note=note) if loss.member == heir.joiner else loss for loss in lost))
 
 
 # ---------------------------------------------------------------- time passes

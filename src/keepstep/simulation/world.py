@@ -154,11 +154,13 @@ class World:
             agent = self._agents[directed.node]
             self._down[directed.node].send(partial(agent.obey, directed))
 
-    def _wish(self, request: MoveRequest) -> None:
-        """What the control socket does with a person's wish: a mistake is told, and changes nothing."""
+    def _wish(self, request: MoveRequest, again: int = 40) -> None:
+        """What the control socket does with a person's wish: a mistake is told, and changes nothing. Asked again."""
         try:
             plan_move(self.state, request)
         except UsageError:
+            if again and self.state.exit_code is None:
+                self.engine.at(0.05, partial(self._wish, request, again - 1))
             return
         self.feed(Event("", "", request))
 
