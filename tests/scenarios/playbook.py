@@ -71,7 +71,7 @@ def _named(kind: str) -> type[msgspec.Struct]:
 
 
 def value(text: str):
-    """`true`, `7`, `0.5`, `2,4,`, `7:aa,8:bb`, `1:8:a|9:b` (by rank and version), held mirrors, `rack:r1,power:x`, text."""
+    """`true`, `7`, `0.5`, `2,4,`, `7:aa,8:bb`, `1:8:a|9:b` (rank, version), held mirrors, `rack:r1,power:x`, text."""
     if text in ("true", "false"):
         return text == "true"
     if re.match(r"\d+:\d+:\w+:", text):
