@@ -64,7 +64,8 @@ class SnapshotHead(msgspec.Struct, frozen=True, tag=True):
 
 class UpdateHead(msgspec.Struct, frozen=True, tag=True):
     """The update that makes `version` of the version before: `groups` are the optimizer's hyper-parameters, `sizes` the
-    bytes of each gradient, `digest` (xxh3_64) that of the payload, which holds them; `behind` as in `SnapshotHead`."""
+    bytes of each gradient, `digest` (xxh3_64) that of the payload, which holds them; `behind` as in `SnapshotHead`.
+    Without `groups` the step counted and updated nothing."""
 
     version: int
     groups: bytes

@@ -141,8 +141,9 @@ class Guard:
             self.mirrors.settle()
             self._tracked().snapshot(full=True)
 
-    def agree(self) -> None:
-        """The agreement. Returns when the update may be applied; raises StepAborted when the step is done again."""
+    def agree(self, *, updating: bool = False) -> None:
+        """The agreement. Returns when the update may be applied (`updating`: it follows at once); raises StepAborted
+        when the step is done again."""
         if not self.rehearsing:
             self._tracked().sync_buffers()
             self.publish(self.state.version + 1, counting=True)
@@ -150,7 +151,7 @@ class Guard:
             with self.drills.waiting():
                 self.agreed = self.fabric.agreement() or self._park_at_agreement()
             if self.agreed:
-                self._moving.agreed()
+                self._moving.agreed(updating=updating)
         if not self.agreed:
             self.aborted = True
             raise StepAborted

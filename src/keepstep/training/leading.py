@@ -134,6 +134,11 @@ class Leading:
                 self._queued_bytes += len(data)
                 self._put(_Update(version, groups, sizes, data))
 
+    def skip(self, version: int) -> None:
+        """The step that makes `version` updates nothing."""
+        with self._change:
+            self._put(_Update(version, b"", (), bytearray()))
+
     def hand_over(self, last: HandedOver) -> None:
         """The vote has passed: after what is queued comes this."""
         with self._change:
@@ -242,5 +247,5 @@ class Leading:
     def _give_back(self, data: bytearray) -> None:
         with self._change:
             self._queued_bytes -= len(data)
-            if len(self._pool) < _MOST_POOLED:
+            if data and len(self._pool) < _MOST_POOLED:
                 self._pool.append(data)

@@ -94,10 +94,14 @@ class Moving:
 
     # -------------------------------------------------------------- in the training thread
 
-    def agreed(self) -> None:
-        """Behind an agreement that has passed, before the update: the follower gets it."""
+    def agreed(self, *, updating: bool) -> None:
+        """Behind an agreement that has passed, before the update, if one follows: the follower gets it."""
         tracked = self._seat.tracked
-        if self._leading.wants_update and tracked is not None:
+        if not self._leading.wants_update or tracked is None:
+            return
+        if not updating:
+            self._leading.skip(self._seat.state.version + 1)
+        else:
             (optimizer,) = tracked.optimizers.values()
             self._leading.update(self._seat.state.version + 1, optimizer)
 

@@ -116,7 +116,8 @@ class TakingOver:
         (optimizer,) = self._tracked().optimizers.values()
         self._seat.agreed = True  # the update is not this member's own: nothing is agreed about
         if event.head.version == self._version + 1:
-            make_update(optimizer, groups=event.head.groups, sizes=event.head.sizes, gradients=event.gradients)
+            if event.head.groups:
+                make_update(optimizer, groups=event.head.groups, sizes=event.head.sizes, gradients=event.gradients)
             self._version += 1
         self._moved += len(event.gradients)
         if self._follower is not None:
@@ -128,8 +129,8 @@ class TakingOver:
             self._prepared(order)
 
     def _prepared(self, order: PrepareMove, *, why: str = "") -> None:
-        """Said once; what goes wrong after the commit is seen by what does not come."""
-        if not self._said:
+        """Said once, and again if something goes wrong; after the commit that is seen by what does not come."""
+        if why or not self._said:
             self._said = True
             self._link.say(MovePrepared(order.number, bytes_moved=self._moved, why=why))
 

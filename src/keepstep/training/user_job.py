@@ -180,7 +180,7 @@ class Job:
         if closure is not None:
             self._guard.keep_everything()  # its collectives come after this hook: the agreement waits for the end
         elif not (self._guard.agreed or self._guard.full):
-            self._guard.agree()
+            self._guard.agree(updating=True)
 
 
 def _watched(step: Step, guard: Guard | None = None) -> Iterator[Step]:
