@@ -39,7 +39,7 @@ class TestOutcomes:
 
     def test_mirrors_keep_state_without_replicas(self):
         mirrors = mirror_holders(Placement(ranks=RANKS, domains=RACKS).ranks_by_node(), RACKS)
-        rows = losses(replicas=ALONE, mirrors=mirrors, own_mirrored=True)
+        rows = losses(replicas=ALONE, mirrors=mirrors, own_holders=mirrors)
         assert rows["rack=1"].outcome == "kept_in_step"
         assert rows["rack=1"].sources == {"mirror": (0, 1, 2, 3)}
 

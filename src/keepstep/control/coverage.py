@@ -24,8 +24,8 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     """Who is where. `ranks` gives each rank's node, `standbys` counts by node what is warm, `places` what is free.
 
     `replicas` names the state a rank holds (ranks of unknown state are not in it), `mirrors` who holds its copy. The
-    newest checkpoint is at most `behind` steps old (None: there is none). `own_mirrored` says that random numbers and
-    data position survive their node, too.
+    newest checkpoint is at most `behind` steps old (None: there is none). `own_holders` are the ranks that keep
+    what only a rank itself knows: random numbers, data position.
     """
 
     ranks: dict[int, str]
@@ -35,7 +35,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     replicas: dict[int, str] = {}
     mirrors: dict[int, int] = {}
     behind: int | None = None
-    own_mirrored: bool = False
+    own_holders: dict[int, int] = {}
     restarts_left: int = 0
     waits: bool = False
 
@@ -58,9 +58,7 @@ def dealt_placement(nodes: tuple[str, ...], world: int, *, per_node: int, standb
     return Placement(ranks=ranks, domains=domains, standbys={node: standby for node in set(ranks.values()) if standby})
 
 
-def live_placement(
-    state: JobState, *, replicas: dict[int, str], mirrors: dict[int, int], newest_checkpoint: int | None
-) -> Placement:
+def live_placement(state: JobState, *, replicas: dict[int, str], newest_checkpoint: int | None) -> Placement:
     """Who is where in a job that runs; `replicas` as members told, `newest_checkpoint` the newest complete one."""
     told = {m.rank: m.replica for m in live(state.members) if m.replica}
     warm = Counter(m.node for m in standbys(state.members, Status.WARM))
@@ -71,7 +69,6 @@ def live_placement(
         standbys=dict(warm),
         places=places,
         replicas={**replicas, **told},
-        mirrors=mirrors,
         behind=None if newest_checkpoint is None else max(0, state.version - newest_checkpoint),
         restarts_left=max(0, state.spec.max_restarts - state.attempt),
         waits=state.spec.shortage_s > 0,
@@ -146,7 +143,7 @@ def _outcome(placement: Placement, row: DomainLoss) -> tuple[LossOutcome, str]:
         return again, "no copy of the state of some ranks and no checkpoint is left: all from the beginning"
     if "checkpoint" in row.sources:
         return "steps_recomputed", "no live copy of the state of some ranks is left: all load the newest checkpoint"
-    if placement.own_mirrored:
+    if all(placement.own_holders.get(rank, rank) not in row.ranks for rank in row.ranks):
         return "kept_in_step", "every lost rank has a live copy"
     if placement.behind is not None:
         return "steps_recomputed", "random numbers and data position of the lost ranks come from the newest checkpoint"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["NodeDomains", "NodeLost", "StateTaken"]
+__all__ = ["CheckpointWritten", "NodeDomains", "NodeFact", "NodeLost", "StateFact", "StateKept", "StateTaken"]
 
 
 class NodeDomains(msgspec.Struct, frozen=True, tag=True, tag_field="kind"):
@@ -27,3 +27,24 @@ class StateTaken(msgspec.Struct, frozen=True, tag=True, tag_field="kind"):
     generation: int
     rank: int
     by_source: dict[int, int]
+
+
+class StateKept(msgspec.Struct, frozen=True, tag=True, tag_field="kind"):
+    """In passing, in a new generation: `rank` holds the state `replica`, and `mirrored` says that copies of it go to
+    another member from now on."""
+
+    generation: int
+    rank: int
+    replica: str
+    mirrored: bool
+
+
+class CheckpointWritten(msgspec.Struct, frozen=True, tag=True, tag_field="kind"):
+    """In passing: the part of `rank` of the checkpoint after `version` updates is whole on the disk."""
+
+    rank: int
+    version: int
+
+
+NodeFact = NodeDomains | NodeLost
+StateFact = StateTaken | StateKept | CheckpointWritten

@@ -11,7 +11,7 @@ import msgspec
 
 from keepstep.errors import RecordError
 from keepstep.records.address import Address
-from keepstep.records.domain_messages import NodeDomains, NodeLost, StateTaken
+from keepstep.records.domain_messages import NodeFact, StateFact
 from keepstep.records.enlist_messages import Assignment, Enlist
 from keepstep.records.mirror_messages import MirrorFact, MirrorOrder
 from keepstep.records.move_messages import MoveFact, MoveOrder
@@ -433,11 +433,10 @@ MemberFact = (
     | BatchSeen
     | MoveFact
     | MirrorFact
-    | StateTaken
+    | StateFact
 )
 _AgentFact = AgentHello | Enlist | MemberStarted | MemberExited | MemberStopped | StartFailed | PathsProbed
-_NodeFact = NodeDomains | NodeLost
-Fact = MemberFact | _AgentFact | _NodeFact | WatchFact
+Fact = MemberFact | _AgentFact | NodeFact | WatchFact
 Order = (
     Welcome
     | Abort

@@ -12,6 +12,7 @@ from keepstep.control.domains import mirror_holders
 from keepstep.errors import UsageError
 from keepstep.fleet.coverage_text import coverage_text
 from keepstep.records.coverage_records import CoverageRecord
+from keepstep.records.domain_messages import CheckpointWritten, StateKept
 from keepstep.records.messages import Fact, StateDigest
 from keepstep.service.clock import Clock
 from keepstep.service.controller import JobShell
@@ -23,6 +24,8 @@ from keepstep.store.journal import read_journal
 __all__ = ["CoverageDesk", "CoveragePlan", "plan_coverage", "shown", "told_coverage"]
 
 _LOOK_S = 1.0
+_CHECKPOINTS = 8
+"""Newest checkpoints of which is known who has written his part."""
 
 
 class CoverageDesk:
@@ -34,12 +37,22 @@ class CoverageDesk:
         self._keeper = keeper
         self._clock = clock
         self._replicas: dict[int, str] = {}
+        self._mirrored: dict[int, bool] = {}
+        self._parts: dict[int, set[int]] = {}
         self._written: CoverageRecord | None = None
 
     def take(self, fact: Fact) -> None:
         """Note what members say of their state in passing."""
-        if isinstance(fact, StateDigest):
-            self._replicas[fact.rank] = fact.replica
+        match fact:
+            case StateDigest():
+                self._replicas[fact.rank] = fact.replica
+            case StateKept():
+                self._replicas[fact.rank] = fact.replica
+                self._mirrored[fact.rank] = fact.mirrored
+            case CheckpointWritten():
+                self._parts.setdefault(fact.version, set()).add(fact.rank)
+                for version in sorted(self._parts)[:-_CHECKPOINTS]:
+                    del self._parts[version]
 
     async def run(self) -> None:
         """Look every second until cancelled."""
@@ -52,8 +65,12 @@ class CoverageDesk:
         state = self._shell.state
         if state.phase != "running" or state.change is not None:
             return
-        placement = live_placement(state, replicas=self._replicas, mirrors={}, newest_checkpoint=None)
-        table = predict(placement)
+        whole = [version for version, ranks in self._parts.items() if len(ranks) >= state.spec.world]
+        placement = live_placement(state, replicas=self._replicas, newest_checkpoint=max(whole, default=None))
+        holders = mirror_holders(placement.ranks_by_node(), state.domains)
+        mirrors = {rank: holder for rank, holder in holders.items() if self._mirrored.get(rank)}
+        own = bool(self._mirrored) and len(holders) == state.spec.world
+        table = predict(msgspec.structs.replace(placement, mirrors=mirrors, own_holders=holders if own else {}))
         if table == self._written:
             return
         self._written = table
@@ -100,7 +117,7 @@ def plan_coverage(files: tuple[str, ...], plan: CoveragePlan) -> CoverageRecord:
             standbys={**placement.standbys, **spare},
             replicas={rank: f"shard {rank % shards}" for rank in range(plan.world)},
             mirrors=mirror_holders(placement.ranks_by_node(), domains) if plan.mirrors else {},
-            own_mirrored=plan.mirrors,
+            own_holders=mirror_holders(placement.ranks_by_node(), domains),
             behind=plan.checkpoint_every or None,
             restarts_left=plan.restarts,
             waits=plan.waits,

@@ -86,6 +86,7 @@ class CheckpointWriter:
         self._world = world
         self._keep = max(1, keep)
         self._on_problem = on_problem or _log.warning
+        self.on_written: Callable[[int], None] | None = None  # called in the writing thread with the step
         self._thread: threading.Thread | None = None
         self._memory: list[bytearray] = []
         self._failing = False
@@ -156,6 +157,8 @@ class CheckpointWriter:
             self._failing = True
             return
         self._failing = False
+        if self.on_written is not None:
+            self.on_written(part.step)
 
     def retain(self) -> None:
         """Remove the own files of steps older than the newest `keep` complete ones; done after every checkpoint.

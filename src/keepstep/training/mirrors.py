@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 import xxhash
 
 from keepstep.errors import KeepstepError
+from keepstep.records.domain_messages import StateKept
 from keepstep.records.messages import Fetched, FetchFailed
 from keepstep.records.mirror_messages import AskMirrors, Mirrors, TakeMirror
 from keepstep.training import private
@@ -127,6 +128,7 @@ class MemberMirrors:
         self._generation = self._fabric.generation
         self._active = bool(need) and bool(least[0])
         self._sends = rank in need
+        self._link.say(StateKept(self._generation, rank, tracked.replica_key(), self._active and self._sends))
         self._last = -1
         self._sender.forget()
         return True

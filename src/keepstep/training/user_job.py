@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from keepstep.errors import UsageError
+from keepstep.errors import PeerLost, UsageError
+from keepstep.records.domain_messages import CheckpointWritten
 from keepstep.records.messages import BatchSeen, Finished
 from keepstep.training.batch_shape import shape_words
 from keepstep.training.checkpoint import CheckpointWriter
@@ -133,9 +134,16 @@ class Job:
         if self._guard is None:
             return
         self._guard.writer = CheckpointWriter(Path(directory), rank=self.rank, world=self.world, keep=keep)
+        self._guard.writer.on_written = self._checkpoint_written
         self._guard.drills.checkpoints = Path(directory)
         self._guard.checkpoint_every = every
         self._guard.ask_for_checkpoint()
+
+    def _checkpoint_written(self, step: int) -> None:
+        """In the writing thread: this rank's part is on the disk."""
+        if self._guard is not None:
+            with contextlib.suppress(PeerLost):
+                self._guard.link.say(CheckpointWritten(self.rank, step))
 
     def steps(self, total: int) -> Iterator[Step]:
         """The steps still to be made up to `total` updates. Each is one `with step:` block around one update; a step
