@@ -159,6 +159,18 @@ class Fabric:
         for leaf in range(_LEAVES):
             self._route_up(leaf)
 
+    def cut_host(self, number: int) -> None:
+        """Take a host off both networks, at the switches: its processes live on and are told nothing."""
+        self._set_host(number, "down")
+
+    def mend_host(self, number: int) -> None:
+        """Bring it back."""
+        self._set_host(number, "up")
+
+    def _set_host(self, number: int, state: str) -> None:
+        _do("ip", "-n", self.leaves[self.hosts[number].leaf], "link", "set", f"h{number}", state)
+        _do("ip", "-n", self.manage, "link", "set", f"p{number}", state)
+
     def slow_uplink(self, leaf: int, spine: int, *, mbit: int) -> None:
         """Give one uplink another rate."""
         _limit(self.leaves[leaf], f"u{spine}", mbit, verb="replace")
