@@ -71,13 +71,17 @@ class PortPath(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Catalogue(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Source port -> path from one port to another, as probed at `wall` (s since 1970) with `method`."""
+    """Source port -> path from one port to another, as probed at `wall` (s since 1970) with `method`.
+
+    `taken` are ports that could not be looked at, because something else on the host uses them.
+    """
 
     source: str
     destination: str
     wall: float
     method: Literal["ttl", "round_trip", "counters", "declared"]
     ports: tuple[PortPath, ...]
+    taken: tuple[int, ...] = ()
 
     def source_ports(self, path: tuple[str, ...]) -> tuple[int, ...]:
         """The ports whose bytes take `path` and are well, in order."""

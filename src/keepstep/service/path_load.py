@@ -84,8 +84,8 @@ class LoadSink:
 def ports_by_load(target: Target, ports: Sequence[int], *, token: str, clock: Clock) -> list[tuple[int, ...]]:
     """Groups of source ports that share a path to the sink at `target`. Takes about a second for each group.
 
-    Raises TransportError if the sink does not answer or refuses the token, EnvironmentProblem where this host's own
-    link fills up first, so that all ports wait alike.
+    Raises TransportError if the sink does not answer or refuses the token, EnvironmentProblem where all ports wait
+    alike: there is one path only, or this host's own link fills up first.
     """
     idle = _round_trips(target, ports, clock=clock)
     left = [port for port in ports if port in idle]
@@ -96,7 +96,8 @@ def ports_by_load(target: Target, ports: Sequence[int], *, token: str, clock: Cl
         with _loaded(target, reference, token=token) as full:
             loaded = _round_trips(target, [*others, *earlier], clock=clock, full=full)
         sharing = split_by_load(idle, loaded)
-        if len(sharing) >= max(_SUSPICIOUS, _MOSTLY * (len(idle) - 1)):
+        everybody = bool(others) and not groups and len(sharing) == len(others)
+        if everybody or len(sharing) >= max(_SUSPICIOUS, _MOSTLY * (len(idle) - 1)):
             raise _untold(target, f"{len(sharing)} of {len(others)} ports wait alike behind the load")
         group = next((earlier[port] for port in earlier if port in sharing), None)
         if group is None:
@@ -110,7 +111,7 @@ def ports_by_load(target: Target, ports: Sequence[int], *, token: str, clock: Cl
 
 def _untold(target: Target, what: str) -> EnvironmentProblem:
     return EnvironmentProblem(
-        f"{what}; this host's own link may fill before the paths do",
+        f"{what}; there may be one path only, or this host's own link fills before the paths do",
         where=target.source,
         remedy="probe with CAP_NET_RAW, or with fewer connections on this host",
     )

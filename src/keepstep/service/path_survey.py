@@ -73,7 +73,7 @@ def _by_ttl(request: SurveyRequest, clock: Clock) -> Catalogue:
             remedy="give another --ttl, or --method round_trip",
         )
     lost = frozenset(times.silent) | frozenset(unknown)
-    return catalogue_of(
+    found = catalogue_of(
         (target.source, f"{target.destination}:{target.port}"),
         paths,
         wall=clock.wall(),
@@ -81,6 +81,7 @@ def _by_ttl(request: SurveyRequest, clock: Clock) -> Catalogue:
         round_trip_s=times.round_trip_s,
         silent=lost - frozenset(times.taken),
     )
+    return msgspec.structs.replace(found, taken=times.taken)
 
 
 def _by_load(request: SurveyRequest, clock: Clock) -> Catalogue:
@@ -95,7 +96,7 @@ def _by_load(request: SurveyRequest, clock: Clock) -> Catalogue:
         raise _nobody(target)
     groups = ports_by_load(target, tuple(times.round_trip_s), token=request.token, clock=clock)
     paths = {port: (f"path{number}",) for number, group in enumerate(groups) for port in group}
-    return catalogue_of(
+    found = catalogue_of(
         (target.source, f"{target.destination}:{target.port}"),
         paths,
         wall=clock.wall(),
@@ -103,6 +104,7 @@ def _by_load(request: SurveyRequest, clock: Clock) -> Catalogue:
         round_trip_s=times.round_trip_s,
         silent=frozenset(times.silent),
     )
+    return msgspec.structs.replace(found, taken=times.taken)
 
 
 def _nobody(target: Target) -> TransportError:

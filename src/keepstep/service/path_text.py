@@ -26,6 +26,8 @@ def catalogue_text(found: Catalogue) -> str:
         name = " > ".join(way) or "no answer"
         time = f"{ports[0].round_trip_s * 1e3:8.3f} ms" if ports[0].round_trip_s else "          -"
         lines.append(f"  {ports[0].state:5} {name:24} {time}  ports {_ranges([one.source_port for one in ports])}")
+    if found.taken:
+        lines.append(f"  in use here, not looked at: ports {_ranges(sorted(found.taken))}")
     return "\n".join(lines)
 
 
