@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from keepstep.cli import diagnose, fleet, jobs, move, planning, probes, traffic, upkeep
+from keepstep.cli import diagnose, fleet, jobs, move, planning, preflight, probes, traffic, upkeep
 from keepstep.errors import KeepstepError
 
 __all__ = ["app", "main"]
@@ -18,7 +18,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for family in (jobs, move, upkeep, probes, fleet, diagnose, planning, traffic):
+for family in (jobs, move, upkeep, probes, fleet, diagnose, preflight, planning, traffic):
     family.add_to(app)
 
 _COMPLAINT: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
