@@ -43,8 +43,8 @@ def fault_findings(traces: Sequence[Trace]) -> list[TrialFinding]:
 
 def _ended(trace: Trace) -> Iterable[_Said]:
     end = trace.ended
-    if end is None or end.how not in ("error", "exit"):
-        return
+    if end is None or end.how not in ("error", "exit") or trace.guessed:
+        return  # what follows from a guess is nobody's fault
     place = place_of(trace, end.site)
     if end.how == "exit":
         yield (

@@ -88,6 +88,9 @@ def not_looked_at(traces: Sequence[Trace], *, left: Sequence[int]) -> list[str]:
     cut = [trace.rank for trace in traces if not trace.whole]
     if cut:
         said.append(f"what {listed(cut)} would do behind the place where the trial ended")
+    guessed = [trace.rank for trace in traces if trace.guessed and not trace.whole]
+    if guessed:
+        said.append(f"{listed(guessed)}: they need objects of ranks that had no trial, and failed on others")
     if group_findings(traces):
         said.append("the order of calls: the groups have to agree first")
     lone = [trace for trace in traces if not trace.joined]

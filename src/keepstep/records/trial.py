@@ -14,6 +14,7 @@ __all__ = [
     "CallKept",
     "DataSeen",
     "GroupAsked",
+    "Guessed",
     "Joined",
     "MeshAsked",
     "RankRead",
@@ -34,7 +35,10 @@ __all__ = [
 
 
 class TrialPlan(msgspec.Struct, frozen=True):
-    """What all trials of a preflight share. `local` ranks sit on a node; a trial may take `limit_s` seconds."""
+    """What all trials of a preflight share. `local` ranks sit on a node; a trial may take `limit_s` seconds.
+
+    `guess`: an object that nobody has sent yet does not end the trial.
+    """
 
     script: str
     arguments: tuple[str, ...]
@@ -43,6 +47,7 @@ class TrialPlan(msgspec.Struct, frozen=True):
     local: int
     limit_s: float
     directory: str
+    guess: bool = False
 
 
 class SiteSeen(msgspec.Struct, frozen=True, tag="site", array_like=True):
@@ -155,8 +160,15 @@ class Barred(msgspec.Struct, frozen=True, tag="barred", array_like=True):
     site: int
 
 
+class Guessed(msgspec.Struct, frozen=True, tag="guessed", array_like=True):
+    """An object that rank `peer` sends was needed and not known; something else was given."""
+
+    peer: int
+
+
 class TrialEnded(msgspec.Struct, frozen=True, tag="end", array_like=True):
-    """How it ended: `steps` (as many as were wanted), `script` (it ended by itself), `error`, `exit`.
+    """How it ended: `steps` (as many as were wanted), `script` (it ended by itself), `error`, `exit`, or `starved` (it
+    needs an object from the rank in `text` first).
 
     `full` means that it did too much to be kept. `error` is the name of the exception, `text` its message or the exit
     code, `line` the script's line it came from. `updates` counts optimizer steps. Bytes are of this process's resident
@@ -186,6 +198,7 @@ TrialRecord = (
     | Joined
     | RankRead
     | Barred
+    | Guessed
     | TrialEnded
 )
 
@@ -221,10 +234,16 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     joined: tuple[Joined, ...] = ()
     reads: tuple[RankRead, ...] = ()
     barred: tuple[Barred, ...] = ()
+    guessed: tuple[Guessed, ...] = ()
     ended: TrialEnded | None = None
     cut: str = ""
     cut_text: str = ""
     stack: tuple[str, ...] = ()
+
+    @property
+    def starved_of(self) -> int:
+        """The rank that has to have its trial before this one can go on; -1: none."""
+        return int(self.ended.text) if self.ended is not None and self.ended.how == "starved" else -1
 
     @property
     def whole(self) -> bool:
@@ -267,6 +286,7 @@ def trace_of(rank: int, records: list[TrialRecord], **cut: object) -> Trace:
         "joined": those(Joined),
         "reads": those(RankRead),
         "barred": those(Barred),
+        "guessed": those(Guessed),
         "ended": ends[-1] if ends else None,
     }
     return Trace(**{**fields, **cut})  # type: ignore[arg-type]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import os
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -18,15 +20,16 @@ from keepstep.records.trial import CallKept, Trace, TrialFinding, TrialPlan, pla
 from keepstep.service.clock import Clock, SystemClock
 from keepstep.service.environment import training_environment
 from keepstep.service.launcher import checked_script, needs_library
-from keepstep.service.trials import TrialLimits, Trials, last_lines
+from keepstep.service.trials import Nursery, TrialLimits, Trials, last_lines
 
-__all__ = ["MOST_WORLD", "PreflightReport", "PreflightRequest", "RankTried", "preflight"]
+__all__ = ["MOST_WORLD", "PreflightReport", "PreflightRequest", "RankTried", "open_nursery", "preflight"]
 
 MOST_WORLD = 65536
-_MOST_TRIALS = 16
+_MOST_TRIALS, _MOST_WITH_PEERS = 16, 32
+_MOST_TIMES = 12
 _RANKS_ON_NODE = 8
 _SHARE = 0.8
-_SHOWN_LINES = 3
+_SHOWN_LINES, _SHOWN_RANKS = 3, 2
 
 
 class PreflightRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,15 +80,28 @@ class PreflightReport(msgspec.Struct, frozen=True, kw_only=True):
         return int(bool(self.findings))
 
 
-def preflight(request: PreflightRequest, *, say: Callable[[str], None]) -> PreflightReport:
-    """Try the script out. `say` gets a line for each trial. Raises UsageError and EnvironmentProblem."""
+def preflight(
+    request: PreflightRequest, *, say: Callable[[str], None], nursery: Nursery | None = None
+) -> PreflightReport:
+    """Try the script out. `say` gets a line for each trial; `nursery` may be one that is there already.
+
+    Raises UsageError and EnvironmentProblem.
+    """
     _check(request)
     clock = SystemClock()
-    directory = tempfile.mkdtemp(prefix="keepstep-preflight-")
+    directory = Path(tempfile.mkdtemp(prefix="keepstep-preflight-"))
     try:
-        return _Preflight(request, Path(directory), clock=clock, say=say).run()
+        with contextlib.ExitStack() as stack:
+            if nursery is None:
+                nursery = stack.enter_context(open_nursery(directory))
+            return _Preflight(request, directory, clock=clock, say=say).run(nursery)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def open_nursery(directory: Path) -> Nursery:
+    """A process for trials, whose own troubles are written into `directory`."""
+    return Nursery(directory, _environment(), clock=SystemClock())
 
 
 def _check(request: PreflightRequest) -> None:
@@ -115,11 +131,12 @@ class _Preflight:
     def __init__(self, request: PreflightRequest, directory: Path, *, clock: Clock, say: Callable[[str], None]) -> None:
         self._request, self._directory, self._clock, self._say = request, directory, clock, say
         self._local = request.local or min(_RANKS_ON_NODE, request.world)
-        self._traces: list[Trace] = []
+        self._traces: dict[int, Trace] = {}
+        self._times: Counter[int] = Counter()
         self._seconds: dict[int, float] = {}
         self._left: list[int] = []
 
-    def run(self) -> PreflightReport:
+    def run(self, nursery: Nursery) -> PreflightReport:
         """All trials, then the verdict."""
         request = self._request
         began = self._clock.monotonic()
@@ -133,10 +150,13 @@ class _Preflight:
             directory=str(self._directory),
         )
         memory = request.memory_bytes or int(_free_bytes() * _SHARE)
-        with Trials(plan, _environment(), limits=TrialLimits(memory, request.whole_s), clock=self._clock) as trials:
-            trials.wait_until_ready()
+        nursery.wait_until_ready()
+        trials = Trials(plan, nursery, limits=TrialLimits(memory, request.whole_s), clock=self._clock)
+        try:
             self._try_out(trials)
-        self._traces.sort(key=lambda trace: trace.rank)
+        finally:
+            trials.stop()
+        self._traces = dict(sorted(self._traces.items()))
         return self._report(self._clock.monotonic() - began)
 
     def _try_out(self, trials: Trials) -> None:
@@ -145,31 +165,60 @@ class _Preflight:
         first = first_ranks(world, self._request.roles, local=self._local)
         self._run(trials, first[:1])
         self._run(trials, first[1:])
-        if not all(trace.whole for trace in self._traces):
+        if not all(trace.whole for trace in self._traces.values()):
             return
         self._run(trials, more_ranks(self._traces[0], world))
-        self._run(trials, peers_of(self._traces, world))
+        self._run(trials, peers_of(self._traces.values(), world))
 
     def _run(self, trials: Trials, ranks: Sequence[int]) -> None:
-        have = {trace.rank for trace in self._traces}
-        wanted = [rank for rank in ranks if rank not in have and rank not in self._left]
-        room = max(_MOST_TRIALS - len(have), 0)
-        done = trials.run(wanted[:room], at_once=self._at_once(), tell=self._tell)
-        self._traces += done
-        came = {trace.rank for trace in done}
-        self._left += [rank for rank in wanted if rank not in came]
+        """Trials of `ranks` that had none, and of those whose objects they need."""
+        wanted = [rank for rank in ranks if rank not in self._traces and rank not in self._left]
+        room = max(_MOST_TRIALS - len(self._traces), 0)
+        self._left += wanted[room:]
+        now = wanted[:room]
+        while now:
+            self._try(trials, now)
+            now = self._next()
+        starved = [rank for rank, trace in self._traces.items() if trace.starved_of >= 0]
+        self._try(trials, starved, guess=True)
+
+    def _next(self) -> list[int]:
+        """Whose trial comes next because somebody needs its objects, or because those it needs are there now."""
+        starved = {rank: trace.starved_of for rank, trace in self._traces.items() if trace.starved_of >= 0}
+        missing = [peer for peer in dict.fromkeys(starved.values()) if peer not in self._traces]
+        if missing and len(self._traces) < _MOST_WITH_PEERS:
+            return missing[:2]
+        order = list(self._traces)
+        return [
+            rank
+            for rank, peer in starved.items()
+            if peer in self._traces and order.index(peer) > order.index(rank) and self._times[rank] < _MOST_TIMES
+        ]
+
+    def _try(self, trials: Trials, ranks: Sequence[int], *, guess: bool = False) -> None:
+        """Trials of `ranks`; the newest trace of a rank stands last."""
+        if not ranks:
+            return
+        for trace in trials.run(ranks, at_once=self._at_once(), tell=self._tell, guess=guess):
+            self._traces.pop(trace.rank, None)
+            self._traces[trace.rank] = trace
+            self._times[trace.rank] += 1
+        self._left += [rank for rank in ranks if rank not in self._traces]
 
     def _at_once(self) -> int:
         """Two trials beside each other where processors and memory are free, once a first one told what it takes."""
         if not self._traces or (os.cpu_count() or 1) < 2:
             return 1
-        peak = max((trace.ended.peak_bytes for trace in self._traces if trace.ended is not None), default=0)
+        peak = max((trace.ended.peak_bytes for trace in self._traces.values() if trace.ended is not None), default=0)
         return 2 if peak and 2 * peak < _free_bytes() * _SHARE else 1
 
     def _tell(self, trace: Trace, seconds: float) -> None:
         self._seconds[trace.rank] = seconds
         one = self._tried(trace)
         mib = f", {one.peak_bytes >> 20} MiB" if one.peak_bytes else ""
+        if trace.starved_of >= 0:
+            self._say(f"rank {trace.rank}: needs an object of rank {trace.starved_of} first")
+            return
         self._say(f"rank {trace.rank}: {one.ended} after {seconds:.1f} s, {one.steps} steps, {one.calls} calls{mib}")
 
     def _tried(self, trace: Trace) -> RankTried:
@@ -186,21 +235,24 @@ class _Preflight:
 
     def _report(self, seconds: float) -> PreflightReport:
         request = self._request
-        memory = node_memory(self._traces, self._local, node_bytes=request.node_bytes or _node_bytes())
-        found = trial_findings(self._traces, request.world)
+        traces = list(self._traces.values())
+        memory = node_memory(traces, self._local, node_bytes=request.node_bytes or _node_bytes())
+        found = trial_findings(traces, request.world)
         if memory is not None and request.local:
             found += memory_finding(memory)
-        failed = [trace for trace in self._traces if not trace.whole]
-        lines = {str(t.rank): last_lines(self._directory / f"rank-{t.rank}.out", _SHOWN_LINES) for t in failed}
+        failed = [trace for trace in self._traces.values() if not trace.whole]
+        lines = {
+            str(t.rank): last_lines(self._directory / f"rank-{t.rank}.out", _SHOWN_LINES) for t in failed[:_SHOWN_RANKS]
+        }
         return PreflightReport(
             script=request.script,
             arguments=request.arguments,
             world=request.world,
             findings=found,
-            ranks=[self._tried(trace) for trace in self._traces],
+            ranks=[self._tried(trace) for trace in traces],
             memory=memory,
-            notes=_notes(self._traces),
-            not_looked_at=not_looked_at(self._traces, left=self._left),
+            notes=_notes(traces),
+            not_looked_at=not_looked_at(traces, left=self._left),
             output={rank: text for rank, text in lines.items() if text},
             seconds=round(seconds, 2),
         )

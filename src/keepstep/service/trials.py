@@ -19,7 +19,7 @@ from keepstep.errors import EnvironmentProblem, TornRecord
 from keepstep.records.trial import Trace, TrialPlan, TrialRecord, decode_record, trace_of
 from keepstep.service.clock import Clock
 
-__all__ = ["TrialLimits", "Trials", "last_lines"]
+__all__ = ["Nursery", "TrialLimits", "Trials", "last_lines"]
 
 _START_S = 120.0
 _GRACE_S = 10.0
@@ -51,65 +51,96 @@ class _Running(msgspec.Struct):
     cut_text: str = ""
 
 
-class Trials:
-    """The nursery and what it was asked for. Use it as a context: nothing that was started outlives it."""
+class Nursery:
+    """The process that forks trials, for any number of plans. Use it as a context: nothing that it started is left."""
 
-    def __init__(self, plan: TrialPlan, environment: Mapping[str, str], *, limits: TrialLimits, clock: Clock) -> None:
-        """Start the process. Raises EnvironmentProblem if it cannot run."""
-        self._plan, self._limits, self._clock = plan, limits, clock
-        self._directory = Path(plan.directory)
-        self._began = clock.monotonic()
-        self._running: dict[int, _Running] = {}
+    def __init__(self, directory: Path, environment: Mapping[str, str], *, clock: Clock) -> None:
+        """Start it; what goes wrong in it is written into `directory`."""
+        self._clock = clock
+        self._errors = directory / "nursery.out"
         self._rest = b""
-        file = self._directory / "plan.json"
-        file.write_bytes(msgspec.json.encode(plan))
-        with open(self._directory / "nursery.out", "wb") as errors:
+        self._ready = False
+        with open(self._errors, "wb") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "keepstep.training.trial_nursery", str(file)],
+                [sys.executable, "-m", "keepstep.training.trial_nursery"],
                 env=dict(environment),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 start_new_session=True,
             )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._orders, self._news = self._process.stdin, self._process.stdout
 
-    def __enter__(self) -> Trials:
+    def __enter__(self) -> Nursery:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """End everything: the nursery ends its trials when its input does."""
-        process = self._process
-        assert process.stdin is not None and process.stdout is not None
+        """End everything: the process ends its trials when its input does."""
         with contextlib.suppress(OSError):
-            process.stdin.close()
+            self._orders.close()
+        try:
+            self._process.wait(_GRACE_S)
+        except subprocess.TimeoutExpired:
+            _kill(self._process.pid)
+            self._process.wait()
+        self._news.close()
+
+    def wait_until_ready(self) -> None:
+        """Until torch is imported. Raises EnvironmentProblem."""
+        if self._ready:
+            return
+        end = self._clock.monotonic() + _START_S
+        while b"ready" not in self.lines():
+            if self._clock.monotonic() > end:
+                raise EnvironmentProblem("trials cannot run: torch is not imported in time")
+        self._ready = True
+
+    def start(self, rank: int, plan_file: Path) -> None:
+        """Begin the trial of `rank`."""
+        self._orders.write(b"%d %s\n" % (rank, os.fsencode(plan_file)))
+        self._orders.flush()
+
+    def lines(self) -> list[bytes]:
+        """What it said since the last call, waiting for a moment. Raises EnvironmentProblem when it is gone."""
+        if not select.select([self._news], [], [], _LOOK_S)[0]:
+            return []
+        data = os.read(self._news.fileno(), 65536)
+        if not data:
+            text = last_lines(self._errors, 1)
+            raise EnvironmentProblem(f"trials cannot run: {text}", remedy="see `keepstep doctor`")
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return lines
+
+
+class Trials:
+    """The trials of one plan, in `nursery`."""
+
+    def __init__(self, plan: TrialPlan, nursery: Nursery, *, limits: TrialLimits, clock: Clock) -> None:
+        """Nothing runs yet."""
+        self._plan, self._nursery, self._limits, self._clock = plan, nursery, limits, clock
+        self._directory = Path(plan.directory)
+        self._began = clock.monotonic()
+        self._running: dict[int, _Running] = {}
+        self._files = (self._directory / "plan.json", self._directory / "guess.json")
+        for file, guess in zip(self._files, (False, True), strict=True):
+            file.write_bytes(msgspec.json.encode(msgspec.structs.replace(plan, guess=guess)))
+
+    def stop(self) -> None:
+        """End what is still under way."""
         for one in self._running.values():
             _kill(one.pid)
-        try:
-            process.wait(_GRACE_S)
-        except subprocess.TimeoutExpired:
-            _kill(process.pid)
-            process.wait()
-        process.stdout.close()
 
     @property
     def time_is_up(self) -> bool:
         """Whether no further trial may begin."""
         return self._clock.monotonic() - self._began >= self._limits.whole_s
 
-    def wait_until_ready(self) -> None:
-        """Until torch is imported. Raises EnvironmentProblem."""
-        end = self._clock.monotonic() + _START_S
-        while b"ready\n" not in self._rest:
-            if not self._read() or self._clock.monotonic() > end:
-                text = last_lines(self._directory / "nursery.out", 1)
-                raise EnvironmentProblem(
-                    f"trials cannot run: {text or 'the process does not start'}", remedy="see `keepstep doctor`"
-                )
-        self._rest = self._rest.replace(b"ready\n", b"", 1)
-
-    def run(self, ranks: Sequence[int], *, at_once: int, tell: Callable[[Trace, float], None]) -> list[Trace]:
+    def run(
+        self, ranks: Sequence[int], *, at_once: int, tell: Callable[[Trace, float], None], guess: bool = False
+    ) -> list[Trace]:
         """The traces of `ranks`, `at_once` at a time; `tell` gets each with its seconds. Stops where time is up, or
-        when two of them hung."""
+        when two of them hung. `guess` as in `TrialPlan`."""
         waiting = list(ranks)
         done: list[Trace] = []
         while waiting or self._running:
@@ -117,7 +148,7 @@ class Trials:
             if self.time_is_up or hung > 1:
                 waiting.clear()
             while waiting and len(self._running) < at_once:
-                self._start(waiting.pop(0))
+                self._start(waiting.pop(0), guess=guess)
             for rank, code in self._ended():
                 one = self._running.pop(rank)
                 trace = self._trace(rank, one, code=code)
@@ -126,35 +157,19 @@ class Trials:
             self._watch()
         return done
 
-    def _start(self, rank: int) -> None:
-        assert self._process.stdin is not None
+    def _start(self, rank: int, *, guess: bool) -> None:
         self._running[rank] = _Running(0, self._clock.monotonic())
-        self._process.stdin.write(b"%d\n" % rank)
-        self._process.stdin.flush()
-
-    def _read(self) -> bool:
-        """Read what the nursery says, for a moment; False when it is gone."""
-        assert self._process.stdout is not None
-        if select.select([self._process.stdout], [], [], _LOOK_S)[0]:
-            data = os.read(self._process.stdout.fileno(), 65536)
-            self._rest += data
-            return bool(data)
-        return True
+        self._nursery.start(rank, self._files[guess])
 
     def _ended(self) -> list[tuple[int, int]]:
         """Ranks whose trial ended, with the exit code. Raises EnvironmentProblem if the nursery is gone."""
-        there = self._read()
-        lines = self._rest.split(b"\n")
-        self._rest = lines.pop()
         ended = []
-        for line in lines:
+        for line in self._nursery.lines():
             what, rank, number = line.split()
             if what == b"started":
                 self._running[int(rank)].pid = int(number)
             else:
                 ended.append((int(rank), int(number)))
-        if not there and not ended:
-            raise EnvironmentProblem(f"trials ended: {last_lines(self._directory / 'nursery.out', 1)}")
         return ended
 
     def _watch(self) -> None:

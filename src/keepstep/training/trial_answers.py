@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
@@ -36,7 +36,10 @@ class Sent(msgspec.Struct, frozen=True):
 
 
 class Answers:
-    """Reads what earlier trials left in `directory` and keeps what this one sends."""
+    """Reads what earlier trials left in `directory` and keeps what this one sends.
+
+    `starve` is called with the rank whose trial has to come first.
+    """
 
     def __init__(self, directory: Path, rank: int) -> None:
         self._file = directory / f"rank-{rank}.sent"
@@ -45,6 +48,7 @@ class Answers:
         self._alike: dict[str, bytes] = {}
         self._kept: list[Sent] = []
         self._bytes = 0
+        self.starve: Callable[[int], None] = lambda peer: None
         self._times: Counter[str] = Counter()
         for path in sorted(directory.glob("rank-*.sent")):
             if path.stat().st_size <= _MOST_IN_FILE:
@@ -58,62 +62,76 @@ class Answers:
         part.write_bytes(msgspec.msgpack.encode(self._kept))
         part.replace(self._file)
 
-    def fill(self, call: Call, own: int, *, ranks: tuple[int, ...], where: str) -> None:
-        """Fill the outputs of `call` for group rank `own` of the group of global `ranks`; `where` names its line."""
-        if call.op is Op.SEND:
-            self._keep(self._pair(own, call.peer, ranks=ranks, tag=call.tag), call.inputs, where=where)
-        elif call.op is Op.RECV:
-            self._put(self._pair(call.peer, own, ranks=ranks, tag=call.tag), call.outputs, where=where)
+    def fill(self, call: Call, own: int, *, ranks: tuple[int, ...], where: str, needed: bool) -> None:
+        """Fill the outputs of `call` for group rank `own` of the group of global `ranks`; `where` names its line.
+
+        `needed`: nothing but what the other side sends will do (an object): `starve` is called if that is not known.
+        """
+        if call.op in (Op.SEND, Op.RECV):
+            self._transfer(call, own, ranks=ranks, needed=needed)
         elif call.op is Op.BROADCAST:
             name = self._numbered(f"broadcast {call.root} {hash(ranks)}")
             if call.root == own:
-                self._keep(name, call.inputs, where=where)
-            else:
-                self._put(name, call.outputs, where=where)
+                self._keep(name, call.inputs, alike=where)
+            elif not self._put(name, call.outputs, alike=where) and needed:
+                self.starve(ranks[call.root])
         elif call.op is Op.SCATTER:
-            self._scatter(call, own, ranks=ranks, where=where)
+            self._scatter(call, own, ranks=ranks, where=where, needed=needed)
         else:
             answer_locally(call, own)
             _as_if_by_all(call, len(ranks))
 
-    def _scatter(self, call: Call, own: int, *, ranks: tuple[int, ...], where: str) -> None:
+    def _transfer(self, call: Call, own: int, *, ranks: tuple[int, ...], needed: bool) -> None:
+        """A send is kept, a receive answered: by the same transfer, or by the one between the same places of a group of
+        the same size."""
+        pair = (own, call.peer) if call.op is Op.SEND else (call.peer, own)
+        who = [ranks[place] if 0 <= place < len(ranks) else -1 for place in pair]
+        name = self._numbered(f"send {who} {call.tag}")
+        alike = self._numbered(f"send {pair} of {len(ranks)} {call.tag}")
+        if call.op is Op.SEND:
+            self._keep(name, call.inputs, alike=alike)
+        elif not self._put(name, call.outputs, alike=alike):
+            for address, nbytes in call.outputs:
+                ctypes.memset(address, 0, nbytes)
+            if needed:
+                self.starve(who[0])
+
+    def _scatter(self, call: Call, own: int, *, ranks: tuple[int, ...], where: str, needed: bool) -> None:
         name = self._numbered(f"scatter {call.root} {hash(ranks)}")
         answer_locally(call, own)
         if call.root != own:
-            self._put(f"{name} {own}", call.outputs, where=where)
+            if not self._put(f"{name} {own}", call.outputs, alike=where) and needed:
+                self.starve(ranks[call.root])
             return
         for place, span in enumerate(call.inputs):
-            self._keep(f"{name} {place}", [span], where=where)
-
-    def _pair(self, source: int, destination: int, *, ranks: tuple[int, ...], tag: int) -> str:
-        who = [ranks[place] if 0 <= place < len(ranks) else -1 for place in (source, destination)]
-        return self._numbered(f"send {who} {tag}")
+            self._keep(f"{name} {place}", [span], alike=where)
 
     def _numbered(self, name: str) -> str:
         self._times[name] += 1
         return f"{name} {self._times[name]}"
 
-    def _keep(self, exact: str, spans: Iterable[_Span], *, where: str) -> None:
+    def _keep(self, exact: str, spans: Iterable[_Span], *, alike: str) -> None:
         spans = list(spans)
         size = sum(nbytes for _, nbytes in spans)
         if size <= _MOST_BYTES and self._bytes + size <= _MOST_IN_ALL:
             self._bytes += size
             data = b"".join(ctypes.string_at(address, nbytes) for address, nbytes in spans)
-            self._kept.append(Sent(exact, f"{where} {size}", data))
+            self._kept.append(Sent(exact, f"{alike} {size}", data))
 
-    def _put(self, exact: str, spans: Iterable[_Span], *, where: str) -> None:
+    def _put(self, exact: str, spans: Iterable[_Span], *, alike: str) -> bool:
+        """Whether there was something of the right size to put there."""
         spans = list(spans)
         size = sum(nbytes for _, nbytes in spans)
-        data = self._exact.get(exact) or self._alike.get(f"{where} {size}")
+        data = self._exact.get(exact)
         if data is None or len(data) != size:
-            if exact.startswith("send"):
-                for address, nbytes in spans:
-                    ctypes.memset(address, 0, nbytes)
-            return
+            data = self._alike.get(f"{alike} {size}")
+        if data is None:
+            return False
         at = 0
         for address, nbytes in spans:
             ctypes.memmove(address, data[at : at + nbytes], nbytes)
             at += nbytes
+        return True
 
 
 def _as_if_by_all(call: Call, count: int) -> None:

@@ -72,9 +72,9 @@ class TrialGroup(KeepstepGroup):
         notes = self._notes
         kept = self._kept(calls, prepared)
         notes.keep(kept)
-        where = f"{notes.place(kept.site)} {kept.op}"
+        where, needed = f"{notes.place(kept.site)} {kept.op}", notes.inside("object")
         for call in calls:
-            self._answers.fill(call, self._own, ranks=self._ranks, where=where)
+            self._answers.fill(call, self._own, ranks=self._ranks, where=where, needed=needed)
         prepared.finish()
         return TrialWork(prepared.result, lambda: notes.keep(WaitKept(kept.number)))
 

@@ -1,7 +1,7 @@
 """The process behind `keepstep preflight`: imports torch once and forks one child for each rank under trial.
 
-`python -m keepstep.training.trial_nursery PLAN`, PLAN a file with a `TrialPlan` as JSON. A line with a rank on
-standard input starts its trial; lines `started RANK PID` and `ended RANK CODE` (128 + signal) come out. It ends with
+`python -m keepstep.training.trial_nursery`. A line `RANK PLAN` on standard input starts the trial of a rank, PLAN being
+a file with a `TrialPlan` as JSON; lines `started RANK PID` and `ended RANK CODE` (128 + signal) come out. It ends with
 its input.
 """
 
@@ -14,7 +14,6 @@ import os
 import resource
 import selectors
 import signal
-import sys
 from pathlib import Path
 
 import msgspec
@@ -34,17 +33,16 @@ _MOST_PLAN_BYTES = 4 * 1024 * 1024
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def main(plan_file: str) -> None:
+def main() -> None:
     """Serve until the input ends; then nothing that was started is left."""
-    data = Path(plan_file).read_bytes()[:_MOST_PLAN_BYTES]
-    _Nursery(msgspec.json.decode(data, type=TrialPlan)).serve()
+    _Nursery().serve()
+    os._exit(0)  # nothing of torch has to be taken down in order
 
 
 class _Nursery:
     """Starts trials and tells how they end."""
 
-    def __init__(self, plan: TrialPlan) -> None:
-        self._plan = plan
+    def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
         self._trials: dict[int, tuple[int, int]] = {}
         self._input = b""
@@ -67,14 +65,15 @@ class _Nursery:
         lines = (self._input + data).split(b"\n")
         self._input = lines.pop()
         for line in lines:
-            self._start(int(line))
+            rank, _, plan = line.partition(b" ")
+            self._start(int(rank), plan)
         return bool(data)
 
-    def _start(self, rank: int) -> None:
+    def _start(self, rank: int, plan: bytes) -> None:
         pid = os.fork()
         if pid == 0:
             self._selector.close()
-            _become(self._plan, rank)
+            _become(plan, rank)
         descriptor = os.pidfd_open(pid)
         self._trials[descriptor] = (rank, pid)
         self._selector.register(descriptor, selectors.EVENT_READ)
@@ -112,9 +111,11 @@ def _say(text: str) -> None:
     os.write(1, text.encode() + b"\n")
 
 
-def _become(plan: TrialPlan, rank: int) -> None:
+def _become(plan_file: bytes, rank: int) -> None:
     """In the child: own session, own output, a stack dump instead of a hang; then the script."""
     os.setsid()
+    data = Path(os.fsdecode(plan_file)).read_bytes()[:_MOST_PLAN_BYTES]
+    plan = msgspec.json.decode(data, type=TrialPlan)
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     directory = Path(plan.directory)
@@ -129,6 +130,4 @@ def _become(plan: TrialPlan, rank: int) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("keepstep: trials are started by `keepstep preflight`")
-    main(sys.argv[1])
+    main()

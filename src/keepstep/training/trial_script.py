@@ -21,7 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.data import DataLoader
 
 from keepstep.errors import UsageError
-from keepstep.records.trial import Barred, DataSeen, RankRead, StepBegun, StepsAsked, TrialEnded, TrialPlan
+from keepstep.records.trial import Barred, DataSeen, Guessed, RankRead, StepBegun, StepsAsked, TrialEnded, TrialPlan
 from keepstep.training import user_job
 from keepstep.training.data import Batches
 from keepstep.training.joining import Membership
@@ -50,6 +50,7 @@ class _Trial:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
         self.notes = TrialNotes(os.open(directory / f"rank-{rank}.trace", flags, 0o600))
         self.answers = Answers(directory, rank)
+        self.answers.starve = self.starve
         self.world = TrialWorld(rank, plan.world, notes=self.notes, answers=self.answers)
         self.before = _peak_bytes()
         self.updates: Counter[int] = Counter()
@@ -73,6 +74,12 @@ class _Trial:
                 )
             )
         os._exit(0)
+
+    def starve(self, peer: int) -> None:
+        """An object is needed that `peer` sends: its trial has to come first, unless it is to be guessed."""
+        if not self.plan.guess:
+            self.end("starved", text=str(peer))
+        self.notes.keep(Guessed(peer))
 
     def _line(self, site: int) -> str:
         file, _, line = self.notes.place(site).rpartition(":")
