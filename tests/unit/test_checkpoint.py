@@ -55,10 +55,10 @@ def test_every_rank_finds_its_state_and_its_private_part(tmp_path: Path) -> None
 
 def test_state_of_a_replica_is_written_once(tmp_path: Path) -> None:
     write(tmp_path, [10])
-    sizes = [(step_directory(tmp_path, 10) / f"rank-0000{rank}.ks").stat().st_size for rank in range(WORLD)]
-    assert sizes[2] < 1000 < 40_000 < sizes[0]
+    data = sorted(path.name for path in step_directory(tmp_path, 10).glob("*.distcp"))
+    assert data == ["__0_0.distcp", "__1_0.distcp"]
     page = json.loads((step_directory(tmp_path, 10) / "rank-00002.json").read_text())
-    assert page["holder"] == 0 and page["world"] == WORLD and page["version"] == 1 and len(page["sha256"]) == 64
+    assert page["holder"] == 0 and page["world"] == WORLD and page["version"] == 2 and len(page["sha256"]) == 64
 
 
 def test_the_copy_is_taken_before_training_goes_on(tmp_path: Path) -> None:
@@ -66,6 +66,7 @@ def test_the_copy_is_taken_before_training_goes_on(tmp_path: Path) -> None:
     before = state.digest()
     writer = CheckpointWriter(tmp_path, rank=0, world=1)
     writer.save(1, state, private=b"")
+    writer.settle()
     with torch.no_grad():
         state.modules["model"].weight.zero_()
     assert writer.valid_steps() == ([1], [])
@@ -76,7 +77,7 @@ def test_the_copy_is_taken_before_training_goes_on(tmp_path: Path) -> None:
 
 def damage(place: Path, how: str) -> None:
     """Spoil the file of rank 0 or its page."""
-    file, page = place / "rank-00000.ks", place / "rank-00000.json"
+    file, page = place / "__0_0.distcp", place / "rank-00000.json"
     if how == "torn":
         file.write_bytes(file.read_bytes()[:-100])
     elif how == "flipped":
@@ -90,7 +91,7 @@ def damage(place: Path, how: str) -> None:
     elif how == "page_torn":
         page.write_bytes(page.read_bytes()[:40])
     elif how == "newer":
-        page.write_text(page.read_text().replace('"version": 1', '"version": 2'))
+        page.write_text(page.read_text().replace('"version": 2', '"version": 3'))
     elif how == "world":
         page.write_text(page.read_text().replace('"world": 3', '"world": 8'))
 
@@ -103,7 +104,7 @@ def damage(place: Path, how: str) -> None:
         ("missing", "missing"),
         ("page_missing", "missing"),
         ("page_torn", "not a checkpoint page"),
-        ("newer", "version 2"),
+        ("newer", "version 3"),
         ("world", "8 ranks"),
     ],
 )

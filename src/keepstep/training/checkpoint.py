@@ -1,32 +1,40 @@
-"""Checkpoints without collectives: every rank writes its own file, and a step counts when all files are there.
+"""Checkpoints without collectives: every rank writes its own files, and a step counts when all of them are there.
 
-`DIR/step-00000010/rank-00003.ks` and its page `rank-00003.json`. Members whose state a lower rank holds write only
-their private part.
+`DIR/step-00000010/`: of each rank `__3_0.distcp` (data), `rank-00003.ks` (its private part, where what lies) and
+`rank-00003.json` (hashes), and of all `.metadata`, so that `torch.distributed.checkpoint` loads it, too. Members whose
+state a lower rank holds write no data.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from keepstep.errors import StateError, StoreError, TornRecord
+from keepstep.training.dcp_metadata import METADATA, write_metadata
+from keepstep.training.dcp_names import Described, describe
+from keepstep.training.host_memory import Block
 from keepstep.training.manifest import Image, Manifest
 from keepstep.training.shardfile import (
     FORMAT_VERSION,
     Header,
     Page,
+    data_name,
     file_name,
     page_name,
     read_header,
     read_page,
     sha256_of,
+    write_data,
+    write_header,
     write_page,
-    write_shard,
 )
+from keepstep.training.state import TrackedState
+from keepstep.training.state_copy import StateCopy
 
 __all__ = ["CheckpointWriter", "Giver", "load", "step_directory", "valid_steps"]
 
@@ -51,13 +59,14 @@ class Giver(Protocol):
 
 @dataclass(frozen=True)
 class _Part:
-    """One file to write, copied out of the live state."""
+    """What one rank writes; `copy` is None where another rank holds the state."""
 
     step: int
-    header: Header
-    buffers: list[memoryview]
+    private: bytes
     replica: str
     holder: int
+    copy: StateCopy | None = None
+    described: Described | None = None
 
 
 def step_directory(directory: Path, step: int) -> Path:
@@ -69,7 +78,7 @@ class CheckpointWriter:
     """Writes the checkpoints of one rank in a thread, one at a time, and keeps the newest `keep` complete steps.
 
     What goes wrong (a full disk) is told to `on_problem` (default: a log warning) once, until writing works again;
-    training goes on.
+    training goes on. `alone`: the directory is this node's; every rank writes its whole state and looks at no other's.
     """
 
     def __init__(
@@ -79,45 +88,59 @@ class CheckpointWriter:
         rank: int,
         world: int,
         keep: int = 3,
+        alone: bool = False,
         on_problem: Callable[[str], None] | None = None,
     ) -> None:
         self._directory = Path(directory)
         self._rank = rank
         self._world = world
         self._keep = max(1, keep)
+        self._ranks: Sequence[int] = (rank,) if alone else range(world)
+        self._alone = alone
         self._on_problem = on_problem or _log.warning
         self.on_written: Callable[[int], None] | None = None  # called in the writing thread with the step
         self._thread: threading.Thread | None = None
-        self._memory: list[bytearray] = []
+        self._block: Block | None = None
+        self._copy: StateCopy | None = None
         self._failing = False
 
-    def save(self, step: int, state: Giver, *, private: bytes, replicas: Mapping[int, str] | None = None) -> None:
-        """Copy the state to host memory and have it written; waits only while the one before is being written.
+    def save(
+        self, step: int, state: TrackedState, *, private: bytes, replicas: Mapping[int, str] | None = None
+    ) -> None:
+        """Have the state copied to host memory and written; waits only while the one before is being written.
 
-        `replicas` are the replica keys of all ranks: state that a lower rank holds is not written again.
+        `replicas` are the replica keys of all ranks: state that a lower rank holds is not written again. The state may
+        change only when `settle` has returned.
         """
         self.wait()
         replica = state.replica_key()
-        holder = min((rank for rank, key in (replicas or {}).items() if key == replica), default=self._rank)
-        holder = min(holder, self._rank)
-        header, buffers = Header(private), []
+        held = {rank for rank, key in (replicas or {}).items() if key == replica and not self._alone}
+        holder = min(held | {self._rank})
+        part = _Part(step, private, replica, holder)
         if holder == self._rank:
             image = state.image()
-            header = Header(private, image.manifest.encode())
-            buffers = self._copy(image.buffers)
-        part = _Part(step, header, buffers, replica, holder)
-        self._thread = threading.Thread(target=self._write, args=(part,), name=f"checkpoint-{step}")
+            if self._block is None or self._block.nbytes != image.manifest.nbytes:
+                self._block = Block(image.manifest.nbytes)
+            self._copy = StateCopy(image, self._block, version=step, private=private)
+            part = _Part(step, private, replica, holder, self._copy, describe(state, image.manifest))
+        self._thread = threading.Thread(target=self._run, args=(part,), name=f"checkpoint-{step}")
         self._thread.start()
+
+    def settle(self) -> None:
+        """The state is about to change: wait until it is copied."""
+        if self._copy is not None:
+            self._copy.wait()
+            self._copy = None
 
     def valid_steps(self) -> tuple[list[int], list[str]]:
         """As the function, for this rank and directory, after what is being written."""
         self.wait()
-        return valid_steps(self._directory, rank=self._rank, world=self._world)
+        return valid_steps(self._directory, rank=self._rank, world=self._world, ranks=self._ranks)
 
     def load(self, step: int, state: Giver) -> bytes:
         """As the function, for this rank and directory, after what is being written."""
         self.wait()
-        return load(self._directory, step, rank=self._rank, world=self._world, state=state)
+        return load(self._directory, step, rank=self._rank, world=self._world, state=state, ranks=self._ranks)
 
     def wait(self) -> None:
         """Wait until nothing is being written."""
@@ -126,27 +149,15 @@ class CheckpointWriter:
             self._thread = None
 
     def close(self) -> None:
-        """Finish writing and free the copies."""
+        """Finish writing and free the copy."""
         self.wait()
-        self._memory.clear()
+        self._block = None
 
-    def _copy(self, buffers: list[memoryview]) -> list[memoryview]:
-        """Copies of `buffers`, in memory that is used again for every checkpoint."""
-        if [len(memory) for memory in self._memory] != [len(buffer) for buffer in buffers]:
-            self._memory = [bytearray(len(buffer)) for buffer in buffers]
-        views = [memoryview(memory) for memory in self._memory]
-        for view, buffer in zip(views, buffers, strict=True):
-            view[:] = buffer
-        return views
-
-    def _write(self, part: _Part) -> None:
-        place = step_directory(self._directory, part.step)
+    def _run(self, part: _Part) -> None:
+        if part.copy is not None:
+            part.copy.run()
         try:
-            place.mkdir(parents=True, exist_ok=True)
-            (place / page_name(self._rank)).unlink(missing_ok=True)
-            nbytes, digest = write_shard(place / file_name(self._rank), part.header, buffers=part.buffers)
-            page = Page(FORMAT_VERSION, part.step, self._world, self._rank, part.replica, part.holder, nbytes, digest)
-            write_page(place / page_name(self._rank), page)
+            self._write(part)
             self.retain()
         except OSError as error:
             if not self._failing:
@@ -160,20 +171,65 @@ class CheckpointWriter:
         if self.on_written is not None:
             self.on_written(part.step)
 
+    def _write(self, part: _Part) -> None:
+        """Data, header, page, in this order; what was there of the same step counts no more. Raises OSError."""
+        rank, place = self._rank, step_directory(self._directory, part.step)
+        place.mkdir(parents=True, exist_ok=True)
+        (place / page_name(rank)).unlink(missing_ok=True)
+        header, data_nbytes, data_sha256 = Header(part.private), 0, ""
+        if part.copy is not None and part.described is not None:
+            manifest = part.copy.manifest
+            buffers = part.copy.views()
+            contents, sink = write_data(place / data_name(rank), manifest, buffers, described=part.described)
+            header = Header(part.private, manifest.encode(), contents)
+            data_nbytes, data_sha256 = sink.nbytes, sink.sha256
+        nbytes, digest = write_header(place / file_name(rank), header)
+        page = Page(
+            version=FORMAT_VERSION,
+            step=part.step,
+            world=self._world,
+            rank=rank,
+            replica=part.replica,
+            holder=part.holder,
+            nbytes=nbytes,
+            sha256=digest,
+            data_nbytes=data_nbytes,
+            data_sha256=data_sha256,
+        )
+        write_page(place / page_name(rank), page)
+        self._join(place, part.step)
+
+    def _join(self, place: Path, step: int) -> None:
+        """Whoever finds all parts there makes the file by which `torch.distributed.checkpoint` finds its way."""
+        if (place / METADATA).exists() and step not in self._complete():
+            (place / METADATA).unlink(missing_ok=True)
+        if _missing(self._directory, step, ranks=range(self._world)):
+            return
+        try:
+            headers = (read_header(place / file_name(rank))[0] for rank in range(self._world))
+            write_metadata(place, [one.contents for one in headers if one.contents is not None], rank=self._rank)
+        except TornRecord as error:
+            _log.warning("the checkpoint of step %d is whole only for keepstep: %s", step, error)
+
+    def _complete(self) -> list[int]:
+        """The steps of which all parts are there that this rank must see."""
+        steps = _steps(self._directory)
+        return [step for step in steps if not _missing(self._directory, step, ranks=self._ranks)]
+
     def retain(self) -> None:
         """Remove the own files of steps older than the newest `keep` complete ones; done after every checkpoint.
 
         The others may still be writing then: one step more than `keep` stays until the next time. Raises OSError.
         """
-        steps = _steps(self._directory)
-        complete = [step for step in steps if not _missing(self._directory, step, world=self._world)]
+        steps, complete = _steps(self._directory), self._complete()
         if len(complete) < self._keep:
             return
         for step in steps:
             if step >= complete[-self._keep]:
                 break
             place = step_directory(self._directory, step)
-            for name in (page_name(self._rank), file_name(self._rank), f".{file_name(self._rank)}.tmp"):
+            names = (page_name(self._rank), file_name(self._rank), data_name(self._rank))
+            for name in (METADATA, *names, *(f".{name}.tmp" for name in names)):
                 (place / name).unlink(missing_ok=True)
             _remove_empty(place)
 
@@ -196,12 +252,10 @@ def _steps(directory: Path) -> list[int]:
     return sorted(found)
 
 
-def _missing(directory: Path, step: int, *, world: int) -> list[int]:
-    """The ranks whose file or page is not there."""
+def _missing(directory: Path, step: int, *, ranks: Sequence[int]) -> list[int]:
+    """Those of `ranks` whose file or page is not there."""
     place = step_directory(directory, step)
-    return [
-        rank for rank in range(world) if not ((place / page_name(rank)).exists() and (place / file_name(rank)).exists())
-    ]
+    return [rank for rank in ranks if not ((place / page_name(rank)).exists() and (place / file_name(rank)).exists())]
 
 
 def _check(directory: Path, step: int, *, rank: int, world: int) -> Page:
@@ -212,17 +266,22 @@ def _check(directory: Path, step: int, *, rank: int, world: int) -> Page:
         raise TornRecord(f"it was written by {page.world} ranks, this job has {world}")
     if page.rank != rank or page.step != step:
         raise TornRecord(f"{page_name(rank)} belongs to rank {page.rank} in step {page.step}")
-    path = place / file_name(rank)
-    if path.stat().st_size != page.nbytes:
-        raise TornRecord(f"{path.name} is torn: {path.stat().st_size} of {page.nbytes} bytes")
-    if sha256_of(path) != page.sha256:
-        raise TornRecord(f"{path.name} is corrupt: its SHA-256 is not the one in {page_name(rank)}")
+    expected = [(place / file_name(rank), page.nbytes, page.sha256)]
+    if page.data_sha256:
+        expected.append((place / data_name(rank), page.data_nbytes, page.data_sha256))
+    for path, nbytes, digest in expected:
+        if not path.exists():
+            raise TornRecord(f"{path.name} is missing")
+        if path.stat().st_size != nbytes:
+            raise TornRecord(f"{path.name} is torn: {path.stat().st_size} of {nbytes} bytes")
+        if sha256_of(path) != digest:
+            raise TornRecord(f"{path.name} is corrupt: its SHA-256 is not the one in {page_name(rank)}")
     return page
 
 
-def _check_step(directory: Path, step: int, *, rank: int, world: int) -> Page:
-    """All parts are there, and those that `rank` needs are whole. Raises TornRecord, OSError."""
-    missing = _missing(directory, step, world=world)
+def _check_step(directory: Path, step: int, *, rank: int, world: int, ranks: Sequence[int]) -> Page:
+    """The parts of `ranks` are there, and those that `rank` needs are whole. Raises TornRecord, OSError."""
+    missing = _missing(directory, step, ranks=ranks)
     if missing:
         raise TornRecord(f"the parts of ranks {missing} are missing")
     page = _check(directory, step, rank=rank, world=world)
@@ -233,15 +292,18 @@ def _check_step(directory: Path, step: int, *, rank: int, world: int) -> Page:
     return page
 
 
-def valid_steps(directory: Path, *, rank: int, world: int) -> tuple[list[int], list[str]]:
+def valid_steps(
+    directory: Path, *, rank: int, world: int, ranks: Sequence[int] | None = None
+) -> tuple[list[int], list[str]]:
     """The steps that `rank` could load, ascending, and one line for each that it skips.
 
-    A step counts if the parts of all ranks are there and those that `rank` needs have the right hash.
+    A step counts if the parts of all `ranks` (None: of the world) are there and those that `rank` needs have the right
+    hash.
     """
     steps, skipped = [], []
     for step in _steps(Path(directory)):
         try:
-            _check_step(Path(directory), step, rank=rank, world=world)
+            _check_step(Path(directory), step, rank=rank, world=world, ranks=ranks or range(world))
         except (TornRecord, OSError) as error:
             what = error.what if isinstance(error, TornRecord) else str(error)
             skipped.append(f"step {step}: {what}")
@@ -250,7 +312,9 @@ def valid_steps(directory: Path, *, rank: int, world: int) -> tuple[list[int], l
     return steps, skipped
 
 
-def load(directory: Path, step: int, *, rank: int, world: int, state: Giver) -> bytes:
+def load(
+    directory: Path, step: int, *, rank: int, world: int, state: Giver, ranks: Sequence[int] | None = None
+) -> bytes:
     """Put the state of `step` into `state` and give back the private part of `rank`.
 
     Checks hashes first: the state is not touched by a damaged checkpoint. Raises StoreError for one, StateError where
@@ -258,7 +322,7 @@ def load(directory: Path, step: int, *, rank: int, world: int, state: Giver) -> 
     """
     place = step_directory(Path(directory), step)
     try:
-        page = _check_step(Path(directory), step, rank=rank, world=world)
+        page = _check_step(Path(directory), step, rank=rank, world=world, ranks=ranks or range(world))
         if page.replica != state.replica_key():
             raise StateError(
                 "the checkpoint holds the state of other modules or shards",
@@ -270,9 +334,13 @@ def load(directory: Path, step: int, *, rank: int, world: int, state: Giver) -> 
         manifest = header.layout()
         if manifest is None:
             raise TornRecord(f"{file_name(page.holder)} holds no state")
-        with (place / file_name(page.holder)).open("rb", buffering=0) as file:
+        contents = header.contents
+        path = place / (file_name(page.holder) if contents is None else data_name(page.holder))
+        with path.open("rb", buffering=0) as file:
             file.seek(start)
-            for view in state.adopt(manifest):
+            for number, view in enumerate(state.adopt(manifest)):
+                if contents is not None and len(view):
+                    file.seek(contents.places[number].start)
                 _fill(file.readinto, view, holder=page.holder)
     except (TornRecord, OSError) as error:
         raise StoreError(f"checkpoint of step {step} cannot be loaded: {error}", where=str(place)) from error

@@ -49,7 +49,6 @@ from keepstep.records.messages import (
 from keepstep.records.ring import SpanKind
 from keepstep.training import private
 from keepstep.training.agent_link import AgentLink
-from keepstep.training.checkpoint import CheckpointWriter
 from keepstep.training.checkup import Checkup
 from keepstep.training.data import Batches
 from keepstep.training.fabric import Fabric, Mode
@@ -64,6 +63,7 @@ from keepstep.training.recorder import Recorder
 from keepstep.training.rng import capture_rng, restore_rng
 from keepstep.training.spans import Spans
 from keepstep.training.state import TrackedState
+from keepstep.training.tiers import Tiers
 
 __all__ = ["Guard", "StepAborted"]
 
@@ -87,8 +87,7 @@ class Guard:
         self.state = state
         self.tracked: TrackedState | None = None
         self.streams: list[Batches] = []
-        self.writer: CheckpointWriter | None = None
-        self.checkpoint_every = 0
+        self.tiers = Tiers()
         self.full = False
         self.agreed = False
         self.aborted = False
@@ -132,13 +131,13 @@ class Guard:
             own = self._publish(self.state.version, counting=False)
             self.mirrors.boundary(self.state.version, self._tracked(), own=own)
             if self.full:
-                self.mirrors.settle()
+                self._copied()
 
     def keep_everything(self) -> None:
         """From here on steps are agreed at their end, and a redo takes weights and optimizer state back, too."""
         if not self.full:
             self.full = True
-            self.mirrors.settle()
+            self._copied()
             self._tracked().snapshot(full=True)
 
     def agree(self, *, updating: bool = False) -> None:
@@ -147,7 +146,7 @@ class Guard:
         if not self.rehearsing:
             self._tracked().sync_buffers()
             self.publish(self.state.version + 1, counting=True)
-            self.mirrors.settle()
+            self._copied()
             with self.drills.waiting():
                 self.agreed = self.fabric.agreement() or self._park_at_agreement()
             if self.agreed:
@@ -177,9 +176,9 @@ class Guard:
             self._do(act)
         version = self.state.version
         self._checkup.kept(version, self._tracked())
-        if self.writer is not None and version % self.checkpoint_every == 0:
+        if self.tiers.due(version):
             with self.spans.span(SpanKind.CHECKPOINT):
-                self.writer.save(version, self._tracked(), private=self._private(), replicas=self.replicas)
+                self.tiers.save(version, self._tracked(), private=self._private(), replicas=self.replicas)
 
     def drop_rest(self) -> None:
         """After an exception behind the update of a cut step: the step counts, its rest (zero_grad) did not run."""
@@ -237,10 +236,14 @@ class Guard:
         """Write what is still to be written, and leave torch as it was."""
         self._pipelines.close()
         self.mirrors.close()
-        if self.writer is not None:
-            self.writer.close()
+        self.tiers.close()
 
     # -------------------------------------------------------------- inside
+
+    def _copied(self) -> None:
+        """The state is about to change: wait until whoever copies it beside training has done so."""
+        self.mirrors.settle()
+        self.tiers.settle()
 
     def _tracked(self) -> TrackedState:
         assert self.tracked is not None
@@ -322,19 +325,21 @@ class Guard:
 
     def _put_back(self, act: PutBack) -> None:
         self._handover.hide()
+        self._copied()
         self.mirrors.put_back(act.version, self._tracked(), streams=self.streams)
         self.publish(act.version, counting=False)
         self._tell_settled(TellSettled(act.generation, act.version))
 
     def _list_checkpoints(self, act: ListCheckpoints) -> None:
-        steps, skipped = ([], []) if self.writer is None else self.writer.valid_steps()
-        self.link.say(Checkpoints(act.generation, tuple(steps), tuple(skipped)))
+        self._copied()
+        steps, skipped, local = self.tiers.valid_steps()
+        self.link.say(Checkpoints(act.generation, steps, skipped, local))
 
     def _load_checkpoint(self, act: LoadCheckpoint) -> None:
         self._handover.hide()
         self.mirrors.forget()
-        if act.version >= 0 and self.writer is not None:
-            private.apply(self.writer.load(act.version, self._tracked()), self.streams)
+        if act.version >= 0:
+            private.apply(self.tiers.load(act.version, self._tracked()), self.streams)
         self.publish(max(act.version, 0), counting=False)
         self._tell_settled(TellSettled(act.generation, max(act.version, 0)))
 

@@ -1,37 +1,48 @@
-"""One file of a checkpoint: the state or only the private part of one rank, and the page that vouches for it.
+"""The files of one rank in a checkpoint, and the page that vouches for them.
 
-`rank-00003.ks`: magic, length of the header, header (MessagePack), then the bytes of all entries in order.
-`rank-00003.json`: version, step, world, rank, replica key, holder (the rank whose file has the state), bytes, SHA-256.
-A file without its page, or with another hash, does not count.
+`__3_0.distcp`: the state as `torch.distributed.checkpoint` keeps it (none where another rank has the state).
+`rank-00003.ks`: magic, length of the header, header (MessagePack): the private part, and where in the data what lies.
+`rank-00003.json`: version, step, world, rank, replica key, holder (the rank that has the state), bytes and SHA-256
+of both. A file without its page, or with another hash, does not count.
+
+In version 1 (read, not written any more) the bytes of all entries followed the header in the `.ks` file.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import IO
 
 import msgspec
+import torch
 
 from keepstep.errors import TornRecord
-from keepstep.training.manifest import Manifest, decode_manifest
+from keepstep.training.dcp_items import ItemPlace, Sink, write_tensor, write_value
+from keepstep.training.dcp_metadata import Contents
+from keepstep.training.dcp_names import Described, Value
+from keepstep.training.manifest import Entry, Manifest, decode_manifest
 
 __all__ = [
     "FORMAT_VERSION",
     "Header",
     "Page",
+    "data_name",
     "file_name",
     "page_name",
     "read_header",
     "read_page",
     "sha256_of",
+    "write_data",
+    "write_header",
     "write_page",
-    "write_shard",
 ]
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 _MAGIC = b"KSCKPT01"
 _LENGTH = struct.Struct("<Q")
 _MAX_HEADER_BYTES = 256 * 1024 * 1024
@@ -40,10 +51,14 @@ _BLOCK = 4 * 1024 * 1024
 
 
 class Header(msgspec.Struct, frozen=True):
-    """What a file holds: the private part of its rank, and the manifest of the state (None: another rank has it)."""
+    """What a file holds: the private part of its rank, and the manifest of the state (None: another rank has it).
+
+    `contents` says where in the data file everything lies (None: right behind this header, version 1).
+    """
 
     private: bytes
     manifest: bytes | None = None
+    contents: Contents | None = None
 
     def layout(self) -> Manifest | None:
         """The manifest. Raises TornRecord."""
@@ -51,7 +66,7 @@ class Header(msgspec.Struct, frozen=True):
 
 
 class Page(msgspec.Struct, frozen=True):
-    """Vouches for one file."""
+    """Vouches for the files of one rank."""
 
     version: int
     step: int
@@ -61,6 +76,13 @@ class Page(msgspec.Struct, frozen=True):
     holder: int
     nbytes: int
     sha256: str
+    data_nbytes: int = 0
+    data_sha256: str = ""
+
+
+def data_name(rank: int) -> str:
+    """The data file of `rank`."""
+    return f"__{rank}_0.distcp"
 
 
 def file_name(rank: int) -> str:
@@ -73,20 +95,46 @@ def page_name(rank: int) -> str:
     return f"rank-{rank:05d}.json"
 
 
-def write_shard(path: Path, header: Header, *, buffers: Sequence[memoryview]) -> tuple[int, str]:
+def write_header(path: Path, header: Header) -> tuple[int, str]:
     """Write, sync and rename into place; gives bytes and SHA-256. Raises OSError and leaves no temporary file."""
     packed = msgspec.msgpack.encode(header)
-    parts: list[bytes | memoryview] = [_MAGIC, _LENGTH.pack(len(packed)), packed, *buffers]
-    hasher = hashlib.sha256()
-    for part in parts:
-        hasher.update(part)
-    _place(path, parts)
-    return sum(len(part) for part in parts), hasher.hexdigest()
+    data = b"".join((_MAGIC, _LENGTH.pack(len(packed)), packed))
+    with _placing(path) as file:
+        file.write(data)
+    return len(data), hashlib.sha256(data).hexdigest()
+
+
+def write_data(
+    path: Path, manifest: Manifest, buffers: Sequence[memoryview], *, described: Described
+) -> tuple[Contents, Sink]:
+    """Write the state as DCP keeps it, sync and rename into place. Raises OSError and leaves no temporary file."""
+    places: list[ItemPlace] = []
+    values: list[Value] = []
+    value_places: list[ItemPlace] = []
+    with _placing(path) as file:
+        sink = Sink(file)
+        for entry, buffer in zip(manifest.entries, buffers, strict=True):
+            places.append(write_tensor(sink, _tensor_of(entry, buffer), buffer))
+        for value, content in described.values:
+            values.append(value)
+            value_places.append(write_value(sink, content))
+    dtypes, shapes = [entry.dtype for entry in manifest.entries], [entry.shape for entry in manifest.entries]
+    parts = [described.parts[entry.name] for entry in manifest.entries]
+    return Contents(path.name, dtypes, shapes, parts, places, values, value_places), sink
+
+
+def _tensor_of(entry: Entry, buffer: memoryview) -> torch.Tensor:
+    """A tensor over `buffer`, without a copy."""
+    dtype = getattr(torch, entry.dtype)
+    if not entry.nbytes:
+        return torch.empty(entry.shape, dtype=dtype)
+    return torch.frombuffer(buffer, dtype=dtype).reshape(entry.shape)
 
 
 def write_page(path: Path, page: Page) -> None:
     """Write, sync and rename into place. Raises OSError."""
-    _place(path, [msgspec.json.format(msgspec.json.encode(page), indent=1) + b"\n"])
+    with _placing(path) as file:
+        file.write(msgspec.json.format(msgspec.json.encode(page), indent=1) + b"\n")
 
 
 def read_page(path: Path) -> Page:
@@ -128,12 +176,13 @@ def sha256_of(path: Path) -> str:
     return hasher.hexdigest()
 
 
-def _place(path: Path, parts: Sequence[bytes | memoryview]) -> None:
+@contextlib.contextmanager
+def _placing(path: Path) -> Iterator[IO[bytes]]:
+    """A file that comes to `path` whole, synced, when the block ends, or not at all."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with temporary.open("wb") as file:
-            for part in parts:
-                file.write(part)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

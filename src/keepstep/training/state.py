@@ -68,6 +68,20 @@ class TrackedState:
         return self._modules.roots
 
     @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """All parameters by name, sharded ones in their sharded form."""
+        return self._modules.parameters
+
+    @property
+    def optimizer_states(self) -> dict[str, OptimizerState]:
+        """The optimizers by name."""
+        return {one.name: one for one in self._optimizers}
+
+    def other_states(self) -> dict[str, Any]:
+        """The state dicts of schedulers, scaler and extra objects, by name."""
+        return {name: plain_tree(other.state_dict()) for name, other in self._others.items()}
+
+    @property
     def taking(self) -> bool:
         """True between `adopt` and `adopted`: the state is partly somebody else's."""
         return self._adoption is not None
@@ -212,7 +226,7 @@ class TrackedState:
             "buffers": {buffer.name: sharded_of(buffer.tensor) for buffer in self._modules.buffers},
             "module_extra": {n: plain_tree(one.get_extra_state()) for n, one in self._modules.extra_states().items()},
             "optimizers": {one.name: one.tree(names) for one in self._optimizers},
-            "others": {name: plain_tree(other.state_dict()) for name, other in self._others.items()},
+            "others": self.other_states(),
         }
 
     def _check_parts(self, tree: dict[str, Any]) -> None:

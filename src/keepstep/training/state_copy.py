@@ -50,6 +50,14 @@ class StateCopy:
         """Return when the state may change."""
         self._copied.wait()
 
+    def views(self) -> list[memoryview]:
+        """The bytes of every entry, in the order of the manifest; whole when `run` has returned."""
+        found, at = [], 0
+        for entry in self.manifest.entries:
+            found.append(self.block.view[at : at + entry.nbytes])
+            at += entry.nbytes
+        return found
+
     @property
     def done(self) -> bool:
         """Whether the state may change."""

@@ -23,6 +23,7 @@ from keepstep.training.joining import Membership, become_member
 from keepstep.training.spans import NO_SPANS
 from keepstep.training.state import TrackedState
 from keepstep.training.step import Step
+from keepstep.training.tiers import Tier
 
 __all__ = ["Job", "join"]
 
@@ -126,17 +127,38 @@ class Job:
             self._guard.mirrors.wanted = on
             self._guard.mirrors.every = every
 
-    def checkpoint(self, directory: str | os.PathLike[str], *, every: int, keep: int = 3) -> None:
-        """Write the tracked state after each `every` steps, in the background, and go back to it where no live replica
-        of lost state is left, or when the job is started again. Keeps the newest `keep`. Call it on every rank."""
-        if every < 1 or keep < 1:
-            raise UsageError(f"checkpoint every {every} steps, keep {keep}", remedy="give numbers of at least 1")
+    def checkpoint(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        every: int,
+        keep: int = 3,
+        local: str | os.PathLike[str] | None = None,
+        local_every: int = 0,
+    ) -> None:
+        """Write the tracked state after each `every` steps, in the background, and go back to it where neither a live
+        replica nor a mirror of lost state is left, or when the job is started again. Keeps the newest `keep`.
+
+        `directory` is storage that all nodes share; what is there is read by `torch.distributed.checkpoint`, too.
+        `local` is a directory on the disk of each node, written after each `local_every` steps (0: each `every`). The
+        newest step that every rank finds whole in one of the two counts. Call it on every rank, alike.
+        """
+        if every < 1 or keep < 1 or local_every < 0:
+            what = f"checkpoint every {every} steps ({local_every} on local disk), keep {keep}"
+            raise UsageError(what, remedy="give numbers of at least 1")
+        if local is None and local_every:
+            raise UsageError("local_every without local", remedy="give local=DIRECTORY, too")
         if self._guard is None:
             return
-        self._guard.writer = CheckpointWriter(Path(directory), rank=self.rank, world=self.world, keep=keep)
-        self._guard.writer.on_written = self._checkpoint_written
+        shared = CheckpointWriter(Path(directory), rank=self.rank, world=self.world, keep=keep)
+        shared.on_written = self._checkpoint_written
+        tiers = [Tier(shared, every)]
+        if local is not None:
+            place = Path(local) / self._guard.fabric.address.node
+            writer = CheckpointWriter(place, rank=self.rank, world=self.world, keep=keep, alone=True)
+            tiers.append(Tier(writer, local_every or every, local=True))
+        self._guard.tiers.set(tiers)
         self._guard.drills.checkpoints = Path(directory)
-        self._guard.checkpoint_every = every
         self._guard.ask_for_checkpoint()
 
     def _checkpoint_written(self, step: int) -> None:
