@@ -42,27 +42,30 @@ def draw_blows(rng: random.Random, *, points: int, most: int) -> tuple[Blow, ...
 
 
 class Aim(msgspec.Struct, frozen=True):
-    """A blow at one that takes part in a move, when so many points were passed in it (in its commit): to its leaver,
-    joiner, or a stayer."""
+    """A blow at one that takes part in a move: to its leaver, joiner, a stayer, or who is `here`.
+
+    It falls when so many points were passed in the `stage`: the whole move, from the order to commit on, or from the
+    first word of a leaver that committed on.
+    """
 
     point: int
-    in_commit: bool
+    stage: str
     whom: str
     kind: str
     asleep_s: float
 
 
 def draw_aims(rng: random.Random) -> tuple[Aim, ...]:
-    """Up to three blows at moves; most in the short time in which they are committed."""
+    """Up to three blows at moves, at any stage of them."""
     return tuple(
         Aim(
-            point=rng.randint(0, 25 if in_commit else 120),
-            in_commit=in_commit,
+            point=rng.randint(0, {"move": 120, "commit": 25, "committed": 8}[stage]),
+            stage=stage,
             whom=rng.choice(("leaver", "joiner", "stayer", "here")),
             kind=rng.choice(("kill", "kill", "kill", "segfault", "freeze", "cut")),
             asleep_s=rng.choice((0.05, 0.5, 2.0, 1e6)),
         )
-        for in_commit in [rng.random() < 0.7 for _ in range(rng.choice((0, 1, 1, 1, 2, 3)))]
+        for stage in rng.choices(("move", "commit", "committed"), k=rng.choice((0, 0, 1, 1, 1, 2, 3)))
     )
 
 
@@ -87,8 +90,7 @@ class Injector:
         self.on_freeze: Callable[[Life], None] = lambda life: None
         self.move: Callable[[], Move | None] = lambda: None
         self._aims = list(aims)
-        self._move_points = 0
-        self._commit_points = 0
+        self._in_move = {"move": 0, "commit": 0, "committed": 0}
         self._engine = engine
         self._trainees = trainees
         self._blows = list(blows)
@@ -107,10 +109,10 @@ class Injector:
             self._pass_in_move(move, life, plane=plane, disk=disk)
 
     def _pass_in_move(self, move: Move, life: Life, *, plane: SimulatedPlane, disk: SimulatedDisk) -> None:
-        self._move_points += 1
-        self._commit_points += move.committing
+        reached = {"move": True, "commit": move.committing, "committed": bool(move.committed)}
+        self._in_move = {stage: points + reached[stage] for stage, points in self._in_move.items()}
         for aim in tuple(self._aims):
-            if aim.point <= (self._commit_points if aim.in_commit else self._move_points):
+            if aim.point < self._in_move[aim.stage]:
                 names = {"leaver": move.leavers, "joiner": move.joiners, "here": {life.name}}.get(aim.whom)
                 living = [t for t in self._trainees.values() if t.life.alive and not t.life.frozen and t.rank >= 0]
                 apart = move.leavers | move.joiners
