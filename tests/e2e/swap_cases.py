@@ -1,4 +1,4 @@
-"""The generated list of failures inside a swap: who is killed at which phase of it. `python swap_cases.py` prints it.
+"""The generated list of failures inside a swap: who is killed at which phase of it.
 
 Rank 2 of four is killed; at a phase of the repair one process stands still and the victims are killed. Ranks 0 and 2
 are replicas of each other in HSDP (as all are in DDP); 0 is the source of the joiner's state.
@@ -42,8 +42,3 @@ def some_cases(count: int, *, skip: int = 0) -> list[Case]:
     """`count` of them, spread evenly over the list; `skip` moves the choice, so that layouts differ."""
     everything = every_case()
     return [everything[(number * len(everything) // count + skip) % len(everything)] for number in range(count)]
-
-
-if __name__ == "__main__":
-    for number, case in enumerate(every_case()):
-        print(number, case)

@@ -125,12 +125,11 @@ def kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def played(tmp_path: Path, layout: str, cases: list[Case], *, fewest: int) -> None:
-    """All cases in one job, and its end. At least `fewest` phases must have been caught."""
+def outcome(tmp_path: Path, layout: str, cases: list[Case]) -> tuple[str, Stage]:
+    """Plays all cases in one job: its weights, or "stopped" after a clean end that leaves a valid checkpoint."""
     stage = Stage(tmp_path, layout)
     try:
         for number, case in enumerate(cases):
-            print(f"{layout}: {case}", flush=True)
             if not stage.play(number, case):
                 break
         stage.calm()
@@ -144,23 +143,28 @@ def played(tmp_path: Path, layout: str, cases: list[Case], *, fewest: int) -> No
     if code:
         steps, _ = valid_steps(tmp_path / "saved", rank=0, world=WORLD)
         assert steps and "keepstep: done, exit code" in text, text[-6000:]
-        return
-    expected = by_torchrun(tmp_path / "even", layout, "--steps", str(STEPS), world=WORLD)
-    assert stage.job.end() == expected, text[-6000:]
-    assert len(stage.reached) >= fewest, stage.reached
+        return "stopped", stage
+    return stage.job.end(), stage
 
 
-def test_joiner_and_source_die_in_the_swap(tmp_path: Path) -> None:
-    """G-11: the source dies while it serves, and the joiner when it has fetched."""
+def undisturbed(tmp_path: Path, layout: str) -> str:
+    return by_torchrun(tmp_path / "even", layout, "--steps", str(STEPS), world=WORLD)
+
+
+@pytest.mark.long
+def test_source_and_joiner_die_in_the_swap(tmp_path: Path) -> None:
+    """The source dies while it serves, and the joiner when it has fetched: a stop would be no answer to that."""
     cases = [Case("serving", "0", ("0",)), Case("fetched", "joiner", ("joiner",))]
-    played(tmp_path, "ddp", cases, fewest=2)
+    weights, stage = outcome(tmp_path, "ddp", cases)
+    assert weights == undisturbed(tmp_path, "ddp"), stage.job.text()[-6000:]
+    assert stage.reached == [str(case) for case in cases]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_somebody_dies_at_every_phase(tmp_path: Path, layout: str, request: pytest.FixtureRequest) -> None:
-    if request.config.getoption("--every-case", default=False):
-        cases = every_case()
-    else:
-        cases = some_cases(13, skip=3 * LAYOUTS.index(layout))
-    played(tmp_path, layout, cases, fewest=len(cases) * 3 // 4)
+    everything = request.config.getoption("--every-case", default=False)
+    cases = every_case() if everything else some_cases(13, skip=3 * LAYOUTS.index(layout))
+    weights, stage = outcome(tmp_path, layout, cases)
+    assert weights in ("stopped", undisturbed(tmp_path, layout)), stage.job.text()[-6000:]
+    assert weights == "stopped" or len(stage.reached) >= len(cases) // 2, stage.reached
