@@ -15,7 +15,11 @@ def children() -> set[int]:
     """Pids of this process's living children, servants and zombies left out."""
     found = set()
     for listing in Path("/proc/self/task").glob("*/children"):
-        for pid in listing.read_text().split():
+        try:
+            pids = listing.read_text().split()
+        except OSError:  # the thread ended meanwhile
+            continue
+        for pid in pids:
             if lives(Path("/proc") / pid):
                 found.add(int(pid))
     return found

@@ -18,6 +18,7 @@ from torch.distributed import ReduceOp
 from keepstep.errors import UsageError
 from keepstep.training import staging
 from keepstep.training.collectives import KeepstepGroup
+from keepstep.training.communicator import Communicator
 from keepstep.training.copier import Copier, StagingPool, copier_of
 from keepstep.training.directory import RosterDirectory
 from keepstep.training.doors import Doors
@@ -37,7 +38,8 @@ class Member:
         self.group = KeepstepGroup(
             fabric, "g", ranks=fabric.ranks, timeout=timedelta(hours=1), on_shutdown=lambda: None
         )
-        self.group.copier_of = self.owner
+        self.group.devices.copier_of = self.owner
+        self.group.devices.communicator = Communicator(self.group.devices, None, own=fabric.rank, device=b"")
         self.owned: set[int] = set()
 
     def owner(self, tensor: torch.Tensor) -> Copier | None:
@@ -74,6 +76,11 @@ def members(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Member]]:
 def together(members: list[Member], action: Callable[[Member], object]) -> list[object]:
     with ThreadPoolExecutor(len(members)) as pool:
         return list(pool.map(action, members))
+
+
+def decide(members: list[Member]) -> None:
+    """The group's first call on its devices, at which all members settle how such calls are carried out."""
+    together(members, lambda member: member.group.allreduce([member.tensor(torch.zeros(1))]).wait())
 
 
 def test_a_reduction_takes_the_place_of_a_kernel_in_the_users_stream(members: list[Member]) -> None:
@@ -181,6 +188,7 @@ def test_futures_are_completed_behind_the_copy_to_the_device(members: list[Membe
 
 def test_poison_ends_what_waits_and_touches_no_data(members: list[Member]) -> None:
     """G-4 for device tensors: a pending call completes, its floats stay as they are, its integers become zero."""
+    decide(members)
     member = members[0]
     data, sizes = member.tensor(torch.full((5,), 7.0)), member.tensor(torch.full((2,), 9))
     gate = member.device.hold()
@@ -204,6 +212,7 @@ def test_a_joiner_answers_its_own_set_up(members: list[Member]) -> None:
 
 
 def test_a_wrong_call_is_told_at_wait(members: list[Member]) -> None:
+    decide(members)
     member = members[0]
     odd = member.tensor(torch.zeros(4))
     options = BroadcastOptions()

@@ -17,14 +17,15 @@ from torch._C._distributed_c10d import ProcessGroup, Work
 from torch.distributed import DistBackendError, ReduceOp
 
 from keepstep.errors import GroupAborted
-from keepstep.training.copier import Copier, copier_of
+from keepstep.training.device_calls import DeviceCalls
+from keepstep.training.direct_work import DirectPrepared
 from keepstep.training.fabric import Fabric, Mode
 from keepstep.training.group_identity import GroupIdentity
 from keepstep.training.links import Channel
 from keepstep.training.local_answers import answer_locally
 from keepstep.training.plane import Call, Element, Lane, Op, Reduction, Status
 from keepstep.training.staging import StagedPrepared, StagedWork, Stager
-from keepstep.training.tensor_calls import Prepared, check_dense, element_of, parts, reduction_of, rows
+from keepstep.training.tensor_calls import Prepared, element_of, parts, reduction_of, rows
 from keepstep.training.work import Completer, DoneWork, PlaneWork
 
 __all__ = ["KeepstepGroup"]
@@ -34,14 +35,6 @@ _Tensors = Sequence[torch.Tensor]
 
 _DISAGREEMENTS = (errno.EPROTO, errno.EMSGSIZE, errno.EINVAL, errno.ETIMEDOUT)
 _NEWS_S = 0.5
-
-
-def _copier(tensor: torch.Tensor) -> Copier | None:
-    """What copies a tensor that is not on the CPU."""
-    if tensor.is_cpu:
-        return None
-    check_dense(tensor)
-    return copier_of(tensor.device)
 
 
 def _as_list(tensors: _Tensors | torch.Tensor) -> list[torch.Tensor]:
@@ -96,7 +89,7 @@ class KeepstepGroup(GroupIdentity, ProcessGroup):  # type: ignore[misc]
         self._channels: dict[Lane, Channel] = {}
         self._completer = Completer(name)
         self._stager = Stager(name)
-        self.copier_of: Callable[[torch.Tensor], Copier | None] = _copier
+        self.devices = DeviceCalls(fabric, ranks, channel=self._channel, stager=self._stager)
         self._drifting: list[PlaneWork] = []
 
     @property
@@ -112,11 +105,6 @@ class KeepstepGroup(GroupIdentity, ProcessGroup):  # type: ignore[misc]
             self._named = True
             found = self._channels[lane] = self._fabric.channel(self._name, lane, ranks=self._ranks)
         return found
-
-    def _prepared(self, result: object, tensors: _Tensors) -> Prepared:
-        """For a call with `tensors`, which all lie on one device."""
-        copier = self.copier_of(tensors[0]) if tensors else None
-        return Prepared(result) if copier is None else StagedPrepared(result, copier)
 
     def _limit(self, opts: object) -> float:
         asked = getattr(opts, "timeout", None)
@@ -143,6 +131,9 @@ class KeepstepGroup(GroupIdentity, ProcessGroup):  # type: ignore[misc]
         lane = Lane.P2P if calls[0].op >= Op.SEND else Lane.COLLECTIVE
         channel = self._channel(lane)
         limit_s = self._limit(opts)
+        if isinstance(prepared, DirectPrepared):
+            self._last = next(self._sequence)
+            return self.devices.run(calls, prepared)
         staged = isinstance(prepared, StagedPrepared)
         alone = len(calls) == 1 and lane is Lane.COLLECTIVE and not staged
         inline = alone and getattr(opts, "asyncOp", True) is False
@@ -199,9 +190,9 @@ class KeepstepGroup(GroupIdentity, ProcessGroup):  # type: ignore[misc]
     ) -> Work:
         """Every rank gets the reduction of the tensors, in place."""
         tensors = _as_list(tensors)
-        prepared = self._prepared(tensors, tensors)
+        element, reduction = kind = self._kind(tensors, opts)
+        prepared = self.devices.prepared(tensors, tensors, kind=kind)
         spans = [prepared.update(tensor) for tensor in tensors]
-        element, reduction = self._kind(tensors, opts)
         call = Call(op=Op.ALL_REDUCE, element=element, reduction=reduction, inputs=spans, outputs=spans)
         return self._submit([call], prepared, opts)
 
@@ -211,19 +202,19 @@ class KeepstepGroup(GroupIdentity, ProcessGroup):  # type: ignore[misc]
 
     def reduce(self, tensors: _Tensors, opts: object = None) -> Work:
         """The root gets the reduction; the tensors of others stay as they are."""
-        prepared = self._prepared(list(tensors), tensors)
+        element, reduction = kind = self._kind(tensors, opts)
+        prepared = self.devices.prepared(list(tensors), tensors, kind=kind)
         root = getattr(opts, "rootRank", 0)
         at_root = root == self._own
         inputs = [prepared.update(tensor) if at_root else prepared.read(tensor) for tensor in tensors]
-        element, reduction = self._kind(tensors, opts)
         outputs = inputs if at_root else []
         call = Call(op=Op.REDUCE, element=element, reduction=reduction, root=root, inputs=inputs, outputs=outputs)
         return self._submit([call], prepared, opts)
 
     def reduce_scatter(self, outputs: _Tensors, inputs: Sequence[_Tensors], opts: object = None) -> Work:
         """Every rank gets its part of the reduction of lists of tensors."""
-        prepared = self._prepared(list(outputs), outputs)
-        element, reduction = self._kind(outputs, opts)
+        element, reduction = kind = self._kind(outputs, opts)
+        prepared = self.devices.prepared(list(outputs), outputs, kind=kind)
         calls = []
         for output, tensors in zip(outputs, inputs, strict=True):
             spans = [prepared.read(tensor) for tensor in tensors]
@@ -236,8 +227,8 @@ class KeepstepGroup(GroupIdentity, ProcessGroup):  # type: ignore[misc]
 
     def reduce_scatter_single_coalesced(self, outputs: _Tensors, tensors: _Tensors, opts: object = None) -> Work:
         """As `reduce_scatter_single` for several tensors."""
-        prepared = self._prepared(list(outputs), outputs)
-        element, reduction = self._kind(outputs, opts)
+        element, reduction = kind = self._kind(outputs, opts)
+        prepared = self.devices.prepared(list(outputs), outputs, kind=kind)
         calls = []
         for output, tensor in zip(outputs, tensors, strict=True):
             spans = parts(prepared.read(tensor), self._count)
@@ -257,7 +248,7 @@ class KeepstepGroup(GroupIdentity, ProcessGroup):  # type: ignore[misc]
     def broadcast(self, tensors: _Tensors | torch.Tensor, opts: object = None) -> Work:
         """All ranks get the tensors of the root."""
         tensors = _as_list(tensors)
-        prepared = self._prepared(tensors, tensors)
+        prepared = self.devices.prepared(tensors, tensors)
         root = getattr(opts, "rootRank", 0)
         call = Call(op=Op.BROADCAST, element=element_of(tensors[0], reduced=False), root=root)
         if root == self._own:
@@ -272,13 +263,13 @@ class KeepstepGroup(GroupIdentity, ProcessGroup):  # type: ignore[misc]
     def allgather(self, outputs: Sequence[_Tensors], tensors: _Tensors, opts: object = None) -> Work:
         """All ranks get the tensors of all, which may differ in size."""
         result = outputs[0] if len(outputs) == 1 else [tensor for row in outputs for tensor in row]
-        prepared = self._prepared(list(result), tensors)
+        prepared = self.devices.prepared(list(result), tensors)
         calls = [self._gathered(prepared, list(row), tensor) for row, tensor in zip(outputs, tensors, strict=True)]
         return self._submit(calls, prepared, opts)
 
     def allgather_coalesced(self, lists: Sequence[_Tensors], tensors: _Tensors, opts: object = None) -> Work:
         """All ranks get several tensors of all: `lists[rank][number]`."""
-        prepared = self._prepared([tensor for row in lists for tensor in row], tensors)
+        prepared = self.devices.prepared([tensor for row in lists for tensor in row], tensors)
         calls = [
             self._gathered(prepared, [row[number] for row in lists], tensor) for number, tensor in enumerate(tensors)
         ]
@@ -290,7 +281,7 @@ class KeepstepGroup(GroupIdentity, ProcessGroup):  # type: ignore[misc]
 
     def all_gather_single_coalesced(self, outputs: _Tensors, tensors: _Tensors, opts: object = None) -> Work:
         """As `all_gather_single` for several tensors."""
-        prepared = self._prepared(list(outputs), outputs)
+        prepared = self.devices.prepared(list(outputs), outputs)
         calls = []
         for output, tensor in zip(outputs, tensors, strict=True):
             spans = parts(prepared.write(output), self._count)
@@ -312,7 +303,7 @@ class KeepstepGroup(GroupIdentity, ProcessGroup):  # type: ignore[misc]
         opts: object = None,
     ) -> Work:
         """Rank i gets part i of every rank's tensor; parts are rows, equal or as the split sizes say."""
-        prepared = self._prepared([output], [tensor])
+        prepared = self.devices.prepared([output], [tensor])
         call = Call(op=Op.ALL_TO_ALL, element=element_of(tensor, reduced=False))
         call.inputs = rows(prepared.read(tensor), tensor, splits=input_split_sizes, count=self._count)
         call.outputs = rows(prepared.write(output), output, splits=output_split_sizes, count=self._count)
@@ -320,7 +311,7 @@ class KeepstepGroup(GroupIdentity, ProcessGroup):  # type: ignore[misc]
 
     def alltoall(self, outputs: _Tensors, tensors: _Tensors, opts: object = None) -> Work:
         """Rank i gets tensor i of every rank's list."""
-        prepared = self._prepared(list(outputs), outputs)
+        prepared = self.devices.prepared(list(outputs), outputs)
         call = Call(op=Op.ALL_TO_ALL, element=element_of(tensors[0], reduced=False))
         call.inputs = [prepared.read(tensor) for tensor in tensors]
         call.outputs = [prepared.write(tensor) for tensor in outputs]
@@ -330,7 +321,7 @@ class KeepstepGroup(GroupIdentity, ProcessGroup):  # type: ignore[misc]
         """The root gets the tensors of all."""
         root = getattr(opts, "rootRank", 0)
         row = list(outputs[0]) if root == self._own else []
-        prepared = self._prepared(row, tensors)
+        prepared = self.devices.prepared(row, tensors)
         call = Call(op=Op.GATHER, element=element_of(tensors[0], reduced=False), root=root)
         call.inputs = [prepared.read(tensors[0])]
         call.outputs = [prepared.write(output) for output in row]
@@ -339,7 +330,7 @@ class KeepstepGroup(GroupIdentity, ProcessGroup):  # type: ignore[misc]
     def scatter(self, outputs: _Tensors, lists: Sequence[_Tensors], opts: object = None) -> Work:
         """Every rank gets its tensor of the root's list."""
         root = getattr(opts, "rootRank", 0)
-        prepared = self._prepared(list(outputs), outputs)
+        prepared = self.devices.prepared(list(outputs), outputs)
         call = Call(op=Op.SCATTER, element=element_of(outputs[0], reduced=False), root=root)
         call.inputs = [prepared.read(tensor) for tensor in lists[0]] if root == self._own else []
         call.outputs = [prepared.write(outputs[0])]
@@ -357,14 +348,14 @@ class KeepstepGroup(GroupIdentity, ProcessGroup):  # type: ignore[misc]
 
     def send(self, tensors: _Tensors, dst: int, tag: int = 0) -> Work:
         """Sends one tensor to the group rank `dst`."""
-        prepared = self._prepared(list(tensors), tensors)
+        prepared = self.devices.messages(list(tensors), tensors)
         call = Call(op=Op.SEND, element=element_of(tensors[0], reduced=False), peer=dst, tag=tag)
         call.inputs = [prepared.read(tensors[0])]
         return self._submit([call], prepared)
 
     def recv(self, tensors: _Tensors, src: int, tag: int = 0) -> Work:
         """Receives one tensor of exactly this size from the group rank `src`."""
-        prepared = self._prepared(list(tensors), tensors)
+        prepared = self.devices.messages(list(tensors), tensors)
         prepared.from_any = True
         call = Call(op=Op.RECV, element=element_of(tensors[0], reduced=False), peer=src, tag=tag)
         call.outputs = [prepared.write(tensors[0])]
@@ -390,6 +381,7 @@ class KeepstepGroup(GroupIdentity, ProcessGroup):  # type: ignore[misc]
             return
         self._over = True
         self._fabric.close_group(self._name)
+        self.devices.close()
         self._stager.close()
         self._completer.close()
         self._drifting.clear()

@@ -103,7 +103,7 @@ class StagingPool:
 
 
 class Copier:
-    """Two side streams of one device, one a direction, and its pool of pinned buffers.
+    """Side streams of one device, one for each direction and one for calls, and its pool of pinned buffers.
 
     `copy(target, source)` enqueues a copy on the current stream; `device` is None for a stand-in.
     """
@@ -116,7 +116,7 @@ class Copier:
         copy: Callable[[torch.Tensor, torch.Tensor], None] = _copy,
     ) -> None:
         self._module, self._device, self._copy = module, device, copy
-        self._down, self._up = module.Stream(), module.Stream()
+        self._down, self._up, self._calls = module.Stream(), module.Stream(), module.Stream()
         self.pool = StagingPool(self._pinned)
 
     def fork(self) -> Event:
@@ -145,6 +145,20 @@ class Copier:
     def storing(self) -> AbstractContextManager[Any]:
         """A context in which the stream of `store` is the current one."""
         return self._module.stream(self._up)
+
+    def launch(self, call: Callable[[Any], None], after: Callable[[], None]) -> Event:
+        """Enqueues `call(stream)` and then `after()` behind the user's stream as it is now."""
+        event: Event = self._module.current_stream().record_event()
+        self._calls.wait_event(event)
+        with self._module.stream(self._calls), torch.no_grad():
+            call(self._calls)
+            after()
+        past: Event = self._calls.record_event()
+        return past
+
+    def launching(self) -> AbstractContextManager[Any]:
+        """A context in which the stream of `launch` is the current one."""
+        return self._module.stream(self._calls)
 
     def future(self) -> torch.futures.Future[object]:
         """A future that knows the streams of the device."""

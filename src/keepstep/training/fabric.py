@@ -23,6 +23,7 @@ from keepstep.training.ballot import Ballot
 from keepstep.training.dialing import Identity
 from keepstep.training.directory import Directory
 from keepstep.training.doors import Doors, connect_address
+from keepstep.training.gates import Gates
 from keepstep.training.injection import Injector
 from keepstep.training.links import AGREEMENT_GROUP, Channel, Links
 from keepstep.training.paths import PathPlan
@@ -82,6 +83,7 @@ class Fabric:
         self.on_loss = on_loss
         self.drills: Injector | None = None
         self.ballot = Ballot()
+        self.gates = Gates()
         self.exposed = False  # between two steps: a collective that a loss cuts raises, since nobody can redo it
         self._doors, self._secret = doors, secret
         self._lock = threading.RLock()
@@ -199,6 +201,7 @@ class Fabric:
     def poison(self) -> None:
         """Ends all pending collectives and lets later ones end at once; any thread, idempotent."""
         self._domain.poison()
+        self.gates.stop()
         self._links.interrupt()
 
     def install(self, generation: int, roster: Mapping[int, Address], *, renew: bool = False) -> None:
@@ -241,7 +244,8 @@ class Fabric:
         `turn` may follow.
         """
         paths = self._links.paths
-        return self.turning.agreement(self.ballot, prepared=paths.prepared, installed=paths.installed)
+        settled = self.gates.settled()
+        return settled and self.turning.agreement(self.ballot, prepared=paths.prepared, installed=paths.installed)
 
     def least(self, votes: Sequence[int]) -> tuple[int, ...]:
         """The smallest of each vote over all members, who all call this at one boundary; empty if one is missing."""
