@@ -342,15 +342,17 @@ class Communicator:
         end = by or self._library.abort
         with self._end_lock:
             earlier = [one for one in self._ending if one.is_alive()]
-            thread = threading.Thread(target=self._end_now, args=(comm, end, earlier), name="keepstep-end", daemon=True)
+            thread = threading.Thread(
+                target=self._end_now, args=(lambda: end(comm), earlier), name="keepstep-end", daemon=True
+            )
             thread.start()
             self._ending = [*earlier, thread]
 
-    def _end_now(self, comm: int, end: Callable[[int], None], earlier: list[threading.Thread]) -> None:
+    def _end_now(self, end: Callable[[], None], earlier: list[threading.Thread]) -> None:
         for thread in earlier:  # a revoke may still be under way
             thread.join()
         try:
-            end(comm)
+            end()
         except TransportError as error:
             _log.warning("a device communicator did not end well: %s", error)
 

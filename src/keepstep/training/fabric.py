@@ -12,8 +12,6 @@ import socket
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from enum import Enum
 
 from keepstep.errors import Fenced, MembershipError, PeerLost, TransportError
 from keepstep.records.messages import Address
@@ -27,6 +25,7 @@ from keepstep.training.gates import Gates
 from keepstep.training.injection import Injector
 from keepstep.training.links import AGREEMENT_GROUP, Channel, Links
 from keepstep.training.paths import PathPlan
+from keepstep.training.places import Mode, Place
 from keepstep.training.plane import Domain, Lane, Plane
 from keepstep.training.spares import Arrived
 from keepstep.training.turning import Move, MoveVote, Turned, Turning, smallest
@@ -38,24 +37,6 @@ _PATH = re.compile(r"path [0-9]{1,9}")  # a link for a plan of that number
 _MOVE = re.compile(r"move [0-9]{1,9}")  # a link for a move of that number
 _DIAL_TIMEOUT_S = 120.0
 _FAREWELL_GRACE_S = 0.2
-
-
-class Mode(Enum):
-    """How collectives are carried out; see the module."""
-
-    LIVE = "live"
-    POISONED = "poisoned"
-    LOCAL = "local"
-
-
-@dataclass(frozen=True)
-class Place:
-    """Global `rank` of this member in a world of `world`, in `generation`. `ranks` where they are not 0..world-1."""
-
-    rank: int
-    world: int
-    generation: int
-    ranks: tuple[int, ...] = ()
 
 
 class Fabric:
