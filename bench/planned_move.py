@@ -30,7 +30,7 @@ EVERY_STEPS = 30
 STRETCH = 12
 LIMIT_S = 600.0
 LOOK_EVERY_S = 0.25
-PARTS = ("vote_s", "last_update_s", "check_s", "copy_s", "install_s")
+PARTS = ("vote_s", "last_update_s", "check_s", "copy_s", "own_state_s", "install_s")
 
 
 class Cost(NamedTuple):

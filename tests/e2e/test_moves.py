@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from jobs import SCRIPTS, RunningJob, run_to_end
 from launching import LIMIT_S, keepstep, started
+from layout_jobs import LayoutJob, by_torchrun
 
 STEPS = ("--steps", "90")
 
@@ -106,3 +107,22 @@ def test_a_rank_moves_to_another_node(tmp_path: Path) -> None:
     logs = {rank: [line.rsplit(" ", 1)[0] for line in lines(tmp_path, rank)] for rank in (0, 1)}
     assert logs == run_to_end(tmp_path / "even", *STEPS, world=2, standby=0).logs()
     assert [len(pids(tmp_path, rank)) for rank in (0, 1)] == [2, 1]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("layout", ["tensor_parallel", "pipeline", "interleaved", "expert_parallel"])
+def test_a_rank_moves_in_all_its_groups(tmp_path: Path, layout: str) -> None:
+    """Groups of tensor, pipeline and expert parallelism change together, for state that no other rank has."""
+    log, pace, words = tmp_path / "steps", tmp_path / "pace", ["--steps", "80"]
+    pace.write_text("0.1")
+    options = ["--pace-file", str(pace)]
+    job = LayoutJob(tmp_path / "run", layout, *words, "--step-log", str(log), options=options, world=2, standby=1)
+    try:
+        until(lambda: log.exists() and log.read_text().count("\n") > 8, "steps")
+        said = keepstep("move", "--run", tmp_path / "run", "--rank", 1, cwd=tmp_path)
+        assert said.returncode == 0 and "is made" in said.stdout, said.stderr + job.text()[-4000:]
+        pace.write_text("0")
+        assert job.end() == by_torchrun(tmp_path / "even", layout, *words, world=2), job.text()[-4000:]
+        assert job.report()["incidents"] == []
+    finally:
+        job.process.kill()

@@ -169,9 +169,8 @@ class TakingOver:
 
     def _take(self, last: HandedOver, order: PrepareMove) -> None:
         begun = self._now()
-        self._order = None
-        self._close()
         private.apply(last.private, self._seat.streams)
+        self._parts["own_state_s"], begun = self._now() - begun, self._now()
         self._tracked().rebuild_buckets()
         vote = MoveVote(last.number, last.generation, frozenset(order.ranks), ())
         self._fabric.install_move(vote, roster=order.roster)
@@ -181,6 +180,8 @@ class TakingOver:
         self._seat.state, say = take_over(self._seat.state, taken, last.generation)
         self._link.say(say.fact)  # type: ignore[arg-type]
         self._seat.publish(last.version, counting=False)
+        self._order = None
+        self._close()
 
     def _close(self) -> None:
         follower, self._follower = self._follower, None
