@@ -20,7 +20,7 @@ OWN_VARIABLE = re.compile(r"[\"'](KEEPSTEP_[A-Z0-9_]+)[\"']")
 OWN_VARIABLES = 3
 
 
-@pytest.mark.parametrize("module", ["keepstep", "keepstep.cli"])
+@pytest.mark.parametrize("module", ["keepstep", "keepstep.cli", "keepstep.training.fabric"])
 def test_importing_loads_no_torch(module):
     code = f"import sys, {module}; sys.exit(' '.join({{'torch', 'numpy'}} & set(sys.modules)) or 0)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)

@@ -12,6 +12,7 @@ import socket
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from keepstep.errors import Fenced, MembershipError, PeerLost, TransportError
 from keepstep.records.messages import Address
@@ -22,7 +23,6 @@ from keepstep.training.dialing import Identity
 from keepstep.training.directory import Directory
 from keepstep.training.doors import Doors, connect_address
 from keepstep.training.gates import Gates
-from keepstep.training.injection import Injector
 from keepstep.training.links import AGREEMENT_GROUP, Channel, Links
 from keepstep.training.paths import PathPlan
 from keepstep.training.places import Mode, Place
@@ -30,6 +30,9 @@ from keepstep.training.plane import Domain, Lane, Plane
 from keepstep.training.spares import Arrived
 from keepstep.training.turning import Move, MoveVote, Turned, Turning, smallest
 from keepstep.training.watch import News, Watch, watch_peers
+
+if TYPE_CHECKING:  # a fabric works without torch, which the drills of a training process need
+    from keepstep.training.injection import Injector
 
 __all__ = ["Fabric", "Mode", "Place", "connect_fabric", "current_fabric"]
 
