@@ -12,6 +12,7 @@ READY := .venv/ready.stamp
 BUILT := .venv/plane.stamp
 PLANE := setup.py $(wildcard src/keepstep/training/plane/*.c src/keepstep/training/plane/*.h)
 ROUNDS ?= 3
+SIDE_BY_SIDE ?= -n 2 --dist loadfile
 
 .PHONY: demo test test-long check format bench clean setup
 .DELETE_ON_ERROR:
@@ -36,10 +37,10 @@ demo: setup
 	$(BIN)/python examples/gpt/demo.py
 
 test: setup
-	$(BIN)/python -m pytest -m "not long"
+	$(BIN)/python -m pytest -m "not long" $(SIDE_BY_SIDE)
 
 test-long: setup
-	$(BIN)/python -m pytest -m long
+	$(BIN)/python -m pytest -m long $(SIDE_BY_SIDE)
 
 check: setup
 	$(BIN)/ruff format --check .
