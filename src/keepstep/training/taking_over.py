@@ -53,8 +53,9 @@ class TakingOver:
 
     def stop(self) -> None:
         """The move is off."""
-        self._order = None
-        self._link.wake()
+        order, self._order = self._order, None
+        if order is not None:
+            self._link.wake()
 
     def work(self) -> None:
         """In the training thread: go on as far as what is here allows."""
