@@ -66,7 +66,9 @@ class MoveStage(Stage):
         return self.until(lambda: self.over(ended), f"the end of the move, {phase}@{holder}")
 
 
-def played_moves(tmp_path: Path, layout: str, cases: list[tuple[str, str, tuple[str, ...]]], *, fewest: int) -> None:
+def played_moves(
+    tmp_path: Path, layout: str, cases: list[tuple[str, str, tuple[str, ...]]], *, fewest: int
+) -> MoveStage:
     """All cases in one job, and its end. At least `fewest` phases must have been caught."""
     stage = MoveStage(tmp_path, layout)
     try:
@@ -84,6 +86,15 @@ def played_moves(tmp_path: Path, layout: str, cases: list[tuple[str, str, tuple[
     expected = by_torchrun(tmp_path / "even", layout, "--steps", str(STEPS), world=WORLD)
     assert stage.job.end() == expected, stage.job.text()[-6000:]
     assert len(stage.reached) >= fewest, stage.reached
+    return stage
+
+
+@pytest.mark.long
+def test_a_joiner_that_dies_before_the_commit_leaves_training_untouched(tmp_path: Path) -> None:
+    cases = [(phase, "joiner", ("joiner",)) for phase in ("ready", "follow", "room")]
+    stage = played_moves(tmp_path, "ddp", cases, fewest=2)
+    assert [record["outcome"] for record in stage.job.records("MoveRecord")] == ["not made"] * 3
+    assert stage.job.report()["incidents"] == []
 
 
 def test_the_leaver_dies_when_the_vote_has_passed(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import re
 import socket
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -79,6 +80,7 @@ class Fabric:
         self._early: set[tuple[int, int]] = set()
         self._served: dict[str, Callable[[socket.socket], None]] = {}
         self._calling: set[int] = set()
+        self._voided: Counter[int] = Counter()  # by rank: how often its links were made void
         self._stood_down = False
         self.turning = Turning(self._least, rank=self.rank, ranks=self.ranks)
         self._domain = Domain(protected=protected)
@@ -198,6 +200,7 @@ class Fabric:
             changed = self.directory.replace(roster) - {self.rank}
             if renew:
                 changed = frozenset(self.ranks) - {self.rank}
+            self._voided.update(changed)
             self.turning.drop()
             self.turning.close_retired()
             self._links.resume(changed)
@@ -296,6 +299,7 @@ class Fabric:
             if roster is not None:
                 self.directory.replace(roster)
             gone = vote.ranks if roster is None else frozenset[int]()
+            self._voided.update(gone)
             for rank in gone:
                 self.directory.pass_on(rank, known.get(rank))
             self._left -= vote.ranks
@@ -348,7 +352,7 @@ class Fabric:
     def _call_watch(self, rank: int) -> None:
         """Dials one watch link; again if the membership changed meanwhile. One call per pair at a time."""
         while not self._closed:
-            generation = self.generation
+            generation, voided = self.generation, self._voided[rank]
             try:
                 address = self.directory.resolve(rank, _DIAL_TIMEOUT_S)
                 sock = self._dial(address, "watch", generation=generation)
@@ -360,7 +364,7 @@ class Fabric:
                 self._gone(-1 if isinstance(error, Fenced) else rank, generation)
                 return
             with self._lock:
-                if self.directory.admits(rank, address.member):
+                if self._voided[rank] == voided and self.directory.admits(rank, address.member):
                     self._calling.discard(rank)
                     self._watch.add(rank, sock)
                     return

@@ -13,6 +13,7 @@ import os
 import socket
 import struct
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
 from keepstep.errors import Fenced, GroupAborted, MembershipError, PeerLost, TransportError, UsageError
@@ -85,6 +86,7 @@ class Links:
         self._channels: dict[tuple[str, int], Channel] = {}
         self._inbox: dict[LinkKey, Arrived] = {}
         self._dialing: set[LinkKey] = set()
+        self._voided: Counter[int] = Counter()  # by rank: how often its links were made void
         self._expected: set[LinkKey] = set()
         self._interrupt_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._closings: dict[str, int] = {}
@@ -171,7 +173,7 @@ class Links:
     def _dial(self, channel: Channel, key: LinkKey) -> None:
         """Tries until the link stands, somebody else makes it, or this generation is over."""
         while True:
-            generation = self._domain.generation
+            generation, voided = self._domain.generation, self._voided[key.peer]
             why: Exception | None = None
             arrived = None
             member = ""
@@ -185,10 +187,10 @@ class Links:
                 over = self._closed or self._domain.poisoned
                 if why is not None and not over and self._domain.generation != generation:
                     continue
-                if arrived is not None and (self._closed or not self._directory.admits(key.peer, member)):
+                if arrived is not None and (self._voided[key.peer] != voided or not self._may(key.peer, member)):
                     arrived.discard()
                     if not over:
-                        continue  # the rank has another member since
+                        continue  # the membership has changed since
                     arrived = None
                 self._dialing.discard(key)
                 if arrived is not None:
@@ -196,6 +198,9 @@ class Links:
             if why is not None and not over and not isinstance(why, GroupAborted):
                 self._lost(-1 if isinstance(why, Fenced) else key.peer, generation)
             return
+
+    def _may(self, rank: int, member: str) -> bool:
+        return not self._closed and self._directory.admits(rank, member)
 
     def _call(self, address: Address, key: LinkKey, *, generation: int) -> Arrived | None:
         ports = self.paths.source_ports(key.peer) if _planned(key.group, key.lane) else ()
@@ -303,6 +308,7 @@ class Links:
         """Puts the links of move `number` into use (`creator`: this member dialled them) and takes those to the former
         members of `ranks` out of use. Returns the descriptors of these, which their members may still be reading."""
         with self._lock:
+            self._voided.update(ranks)
             self.paths.drop()
             retired = [self._retire(key) for key in self._standing() if key.peer in ranks]
             for key in [key for key in self._inbox if key.peer in ranks]:
@@ -334,6 +340,7 @@ class Links:
         with self._lock:
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._interrupt_fd)
+            self._voided.update(changed)
             self.paths.drop()
             self.moves.drop()
             for key in [key for key in self._inbox if key.peer in changed]:
