@@ -23,7 +23,7 @@ from keepstep.training.directory import RosterDirectory
 from keepstep.training.doors import Doors
 from keepstep.training.fabric import Fabric, Place
 from keepstep.training.plane import Call, Element, Lane, Op, Reduction, Status
-from keepstep.training.turning import Move, MoveVote
+from keepstep.training.turning import Move
 from keepstep.training.watch import watch_peers
 
 __all__ = ["Cost", "host"]
@@ -72,12 +72,12 @@ def reduce(fabric: Fabric) -> None:
         raise RuntimeError(f"rank {fabric.rank}: {status.name}, {values[-1]}")
 
 
-def step(fabric: Fabric) -> MoveVote | None:
+def step(fabric: Fabric) -> None:
     """A step and its boundary. Raises RuntimeError if it was not agreed."""
     reduce(fabric)
     if not fabric.agreement():
         raise RuntimeError(f"rank {fabric.rank}: no agreement")
-    return fabric.turn().move
+    fabric.turn()
 
 
 def segments_out() -> dict[int, int]:
@@ -179,21 +179,35 @@ class Host:
             if why:
                 raise RuntimeError(why)
 
-    def commit(self, move: Move) -> None:
-        """The leavers commit; all make a step, whose boundary makes the move, and a step with the joiners."""
+    def commit(self, move: Move) -> tuple[float, float]:
+        """The leavers commit; all make a step, whose boundary makes the move. When the last member here had agreed, and
+        when the last one had its new generation, in seconds of this machine's clock."""
         for rank in move.ranks:
             if rank in self.seats:
                 self.seats[rank].fabric.turning.commit(move.number)
         self.roster = {**self.roster, **move.ranks}
-        self.everywhere(lambda fabric: _step_and_move(fabric, self.roster))
+        stamps: list[Any] = self.everywhere(self._step_and_move)
         for rank, joiner in self.joiners.items():
             self.gone.append(self.seats[rank].fabric)
             self.seats[rank].orders.put(None)
             self.seats[rank] = Seat(joiner)
-            vote = MoveVote(move.number, move.generation, frozenset(move.ranks), ())
-            joiner.install_move(vote, roster=self.roster)
         self.joiners = {}
-        self.everywhere(step)
+        return max(agreed for agreed, _ in stamps), max(installed for _, installed in stamps)
+
+    def _step_and_move(self, fabric: Fabric) -> tuple[float, float]:
+        reduce(fabric)
+        if not fabric.agreement():
+            raise RuntimeError(f"rank {fabric.rank}: no agreement")
+        agreed = time.perf_counter()
+        vote = fabric.turn().move
+        if vote is None or not vote.passed:
+            raise RuntimeError(f"rank {fabric.rank}: the move was not made: {vote}")
+        if fabric.rank in vote.ranks:
+            fabric.stand_down()
+            self.joiners[fabric.rank].install_move(vote, roster=self.roster)
+        else:
+            fabric.install_move(vote)
+        return agreed, time.perf_counter()
 
     def clean(self) -> None:
         """The leavers end."""
@@ -206,22 +220,12 @@ class Host:
 
 
 def _await_watch(fabric: Fabric) -> None:
-    wanted = {("watch", -1, rank) for rank in watch_peers(fabric.rank, fabric.ranks)}
+    wanted = watch_peers(fabric.rank, fabric.ranks)
     end = time.monotonic() + LIMIT_S
-    while not wanted <= fabric.inodes().keys():
+    while not wanted <= fabric.watched:
         if time.monotonic() > end:
-            raise RuntimeError(f"rank {fabric.rank} has no watch links to {wanted - fabric.inodes().keys()}")
-        time.sleep(0.02)
-
-
-def _step_and_move(fabric: Fabric, roster: dict[int, Address]) -> None:
-    vote = step(fabric)
-    if vote is None or not vote.passed:
-        raise RuntimeError(f"rank {fabric.rank}: the move was not made: {vote}")
-    if fabric.rank in vote.ranks:
-        fabric.stand_down()
-    else:
-        fabric.install_move(vote)
+            raise RuntimeError(f"rank {fabric.rank} has no watch links to {sorted(wanted - fabric.watched)}")
+        time.sleep(0.05)
 
 
 def host(number: int, hosts: int, *, world: int, pipe: Connection) -> None:

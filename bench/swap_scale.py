@@ -2,12 +2,13 @@
 
 Members have no torch; many share a process, each with sockets and threads of its own, all over TCP on this machine. A
 normal step is an all_reduce of 4 KiB over all members and the agreement. A swap is a planned move: links to the joiners
-are prepared beside the steps; the step at whose boundary the vote passes, and the first one with the joiners, hold the
-pause: both together minus two normal steps. A full re-initialisation (`install` with all links renewed, watch links,
-one step) minus one step is what the swap is compared with.
+are prepared beside the steps. Its pause is the time from the agreement of the last member to the new generation of the
+last member, and what the first step with the joiners takes more than a normal one. A full re-initialisation (`install`
+with all links renewed, watch links, one step) minus a normal step is what the swap is compared with.
 
 Messages are TCP segments with data, connections are new sockets, processor seconds are those of all members; those of a
-swap are prepare and commit without its two steps. "Above a normal step" is their ratio to one step of the same size.
+swap are prepare, commit and first step without two normal steps. "Above a step" is their ratio to one normal step of
+the same size.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness import Result, judge, options, report
-from light_members import Cost, host
+from light_members import host
 
 from keepstep.training.turning import Move
 
 SIZES, QUICK_SIZES = (32, 64, 128, 256, 512, 1024), (32, 64)
 MOVED = (1, 4)
 GLOO_SIZES, QUICK_GLOO_SIZES = (8, 16, 32, 64), (8,)
-HOSTS = 4
+HOSTS, STEPS = 4, 5
 MOST_GROWTH, LEAST_SPEED, MOST_SOCKETS = 2.0, 20.0, 64
 ANSWER_S, GLOO_S = 300.0, 60.0
 
@@ -49,6 +50,25 @@ class Counts(NamedTuple):
     def minus(self, other: Counts, times: int) -> Counts:
         """What is left without `times` of `other`."""
         return Counts(*(max(one - times * two, 0.0) for one, two in zip(self, other, strict=True)))
+
+
+class Swap(NamedTuple):
+    """One planned move: to prepare it, the step that made it, the first step with the joiners; and `boundary_s`, from
+    the last agreement to the last new generation."""
+
+    prepared: Counts
+    made: Counts
+    first: Counts
+    boundary_s: float
+
+    def pause_s(self, normal: Counts) -> float:
+        """What training lost to it."""
+        return self.boundary_s + max(self.first.wall_s - normal.wall_s, 0.0)
+
+    def above(self, normal: Counts) -> Counts:
+        """All of it without its two steps."""
+        parts = zip(self.prepared, self.made, self.first, strict=True)
+        return Counts(*(sum(part) for part in parts)).minus(normal, 2)
 
 
 class World:
@@ -101,23 +121,24 @@ class World:
             found.append(answer)
         return found
 
-    def counted(self, *orders: tuple[Any, ...]) -> Counts:
-        """What some orders cost together."""
+    def counted(self, method: str, *arguments: Any) -> tuple[Counts, list[Any]]:
+        """What an order cost, and what the hosts answered."""
         before, _ = self.sockets()
         begin = time.perf_counter()
-        costs: list[Cost] = [answer[1] for order in orders for answer in self.order(*order)]
+        answers = self.order(method, *arguments)
         wall_s = time.perf_counter() - begin
         after, _ = self.sockets()
         messages = sum(count - before.get(inode, 0) for inode, count in after.items())
-        return Counts(messages, len(after.keys() - before.keys()), sum(cost.cpu_s for cost in costs), wall_s)
+        cpu_s = sum(cost.cpu_s for _, cost in answers)
+        return Counts(messages, len(after.keys() - before.keys()), cpu_s, wall_s), [result for result, _ in answers]
 
     def sockets(self) -> tuple[dict[int, int], int]:
         """Messages by connection, and the most sockets of a member."""
         answers = [answer[0] for answer in self.order("counts")]
         return {k: v for counts, _ in answers for k, v in counts.items()}, max(most for _, most in answers)
 
-    def swap(self, moved: int) -> tuple[Counts, Counts]:
-        """One planned move of `moved` members: what preparing took, and what the two steps with it took."""
+    def swap(self, moved: int) -> Swap:
+        """One planned move of `moved` members."""
         self._moves += 1
         self.generation += 1
         ranks = [(1 + self._moves + number * self.size // moved) % self.size for number in range(moved)]
@@ -125,23 +146,26 @@ class World:
         for answer in self.order("join", ranks, self.generation):
             joiners.update(answer[0])
         move = Move(self._moves, self.generation, joiners)
-        prepared = self.counted(("prepare", move))
-        made = self.counted(("commit", move))
+        prepared, _ = self.counted("prepare", move)
+        made, stamps = self.counted("commit", move)
+        first, _ = self.counted("steps", 1)
         self.order("steps", 1)
         self.order("clean")
-        return prepared, made
+        boundary_s = max(installed for _, installed in stamps) - max(agreed for agreed, _ in stamps)
+        return Swap(prepared, made, first, boundary_s)
 
     def renewed(self) -> Counts:
         """A full re-initialisation with one step."""
         self.generation += 1
         self.order("poison")
-        return self.counted(("renew", self.generation))
+        return self.counted("renew", self.generation)[0]
 
 
 class Figures(NamedTuple):
-    """What one size gave: pauses in seconds by members moved, of the re-initialisation, and ratios to a step."""
+    """What one size gave: seconds by members moved and of the re-initialisation, ratios to a step, sockets."""
 
     pause_s: dict[int, list[float]]
+    boundary_s: dict[int, list[float]]
     renew_s: list[float]
     ratios: dict[str, list[float]]
     sockets: int
@@ -150,33 +174,36 @@ class Figures(NamedTuple):
 def measure(size: int, rounds: int) -> Figures:
     """One world: steps, swaps and re-initialisations in turn."""
     pauses: dict[int, list[float]] = {moved: [] for moved in MOVED}
+    boundaries: dict[int, list[float]] = {moved: [] for moved in MOVED}
     renewals: list[float] = []
     ratios: dict[str, list[float]] = {"messages": [], "sockets made": [], "processor seconds": []}
     with World(size) as world:
         for _ in range(rounds):
-            steps = [world.counted(("steps", 1)) for _ in range(3)]
+            steps = [world.counted("steps", 1)[0] for _ in range(STEPS)]
             normal = Counts(*(statistics.median(column) for column in zip(*steps, strict=True)))
-            for moved in MOVED:
-                prepared, made = world.swap(moved)
-                above = made.minus(normal, 2)
-                pauses[moved].append(above.wall_s)
-                if moved == 1:
-                    ratios["messages"].append((prepared.messages + above.messages) / normal.messages)
-                    ratios["sockets made"].append((prepared.sockets + above.sockets) / size)
-                    ratios["processor seconds"].append((prepared.cpu_s + above.cpu_s) / normal.cpu_s)
+            swaps = {moved: world.swap(moved) for moved in MOVED}
+            for moved, swap in swaps.items():
+                pauses[moved].append(swap.pause_s(normal))
+                boundaries[moved].append(swap.boundary_s)
+            above = swaps[1].above(normal)
+            ratios["messages"].append(above.messages / normal.messages)
+            ratios["processor seconds"].append(above.cpu_s / normal.cpu_s)
+            ratios["sockets made"].append(above.sockets / size)
             renewals.append(world.renewed().minus(normal, 1).wall_s)
         _, sockets = world.sockets()
-    return Figures(pauses, renewals, ratios, sockets)
+    return Figures(pauses, boundaries, renewals, ratios, sockets)
 
 
 def of_size(size: int, found: Figures) -> Iterator[Result]:
     """The lines of one size."""
     for moved, seconds in found.pause_s.items():
         yield judge(f"{size} members, {moved} replaced: pause", [1000 * one for one in seconds], unit="ms")
+    for moved, seconds in found.boundary_s.items():
+        yield judge(f"{size} members, {moved} replaced: boundary", [1000 * one for one in seconds], unit="ms")
     yield judge(f"{size} members: all made anew", [1000 * one for one in found.renew_s], unit="ms")
     least = LEAST_SPEED if size == SIZES[-1] else None
     for moved, seconds in found.pause_s.items():
-        over = [b / max(a, 1e-4) for a, b in zip(seconds, found.renew_s, strict=True)]
+        over = [b / a for a, b in zip(seconds, found.renew_s, strict=True)]
         yield judge(f"{size} members, {moved} replaced: anew / swap", over, unit="x", at_least=least)
     for name, values in found.ratios.items():
         unit = "a member" if name == "sockets made" else "steps"

@@ -272,6 +272,11 @@ class Fabric:
         """The global ranks that this member has a link or a watch link with."""
         return self._links.peers() | self._watch.linked()
 
+    @property
+    def watched(self) -> frozenset[int]:
+        """The global ranks that this member has a watch link with."""
+        return self._watch.linked()
+
     def prepare_move(self, move: Move, *, ready: Callable[[str], None]) -> None:
         """Takes part in `move`: a stayer dials, beside each link to a leaver, one to its joiner. `ready("")`, or why
         not, from any thread. A leaver is ready when `turning` is told so."""
