@@ -16,13 +16,21 @@ SCRIPTS = Path(__file__).parent / "scripts"
 class RunningJob:
     """`keepstep run` as a child process with everything it prints kept."""
 
-    def __init__(self, directory: Path, *arguments: str, script: str = "toy.py", world: int = 4, standby: int = 1):
+    def __init__(
+        self,
+        directory: Path,
+        *arguments: str,
+        script: str = "toy.py",
+        world: int = 4,
+        standby: int = 1,
+        options: tuple[str, ...] = (),
+    ):
         self.directory = directory
         self.out = directory.parent / f"{directory.name}-out"
         self.out.mkdir(parents=True, exist_ok=True)
         self.output = self.out / "console.txt"
         command = [sys.executable, "-m", "keepstep.cli", "run", "--nproc-per-node", str(world)]
-        command += ["--standby", str(standby), "--run", str(directory), str(SCRIPTS / script), *arguments]
+        command += ["--standby", str(standby), *options, "--run", str(directory), str(SCRIPTS / script), *arguments]
         with self.output.open("wb") as file:
             self.process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
 

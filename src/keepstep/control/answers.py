@@ -8,6 +8,7 @@ from keepstep.control.outcome import end_job
 from keepstep.control.roster import Member, Status, live
 from keepstep.control.strangers import misfit, refuse_standby, refuse_strangers
 from keepstep.control.turn import Turn
+from keepstep.control.warming import ask_to_record
 from keepstep.records.messages import (
     Checkpoints,
     Fence,
@@ -83,6 +84,7 @@ def _welcome_when_all(turn: Turn) -> None:
         return
     roster = turn.addresses()
     turn.let(phase="running", welcomed=turn.now)
+    ask_to_record(turn, members)
     for member in members:
         running = turn.put(member, status=Status.RUNNING)
         order = Welcome(

@@ -9,6 +9,7 @@ from keepstep.control.job_state import Loss
 from keepstep.control.outcome import end_job
 from keepstep.control.roster import Member, Status, free_places, live, standbys
 from keepstep.control.turn import Turn
+from keepstep.control.warming import warmth
 
 __all__ = ["choose_standby", "node_for_rank", "run_short", "stop_when_short"]
 
@@ -22,7 +23,7 @@ def choose_standby(turn: Turn, rank: int) -> Member | None:
 
     It says where the choice leaves something to be wished for.
     """
-    warm = standbys(turn.state.members, Status.WARM)
+    warm = sorted(standbys(turn.state.members, Status.WARM), key=lambda m: warmth(turn, m, rank=rank))
     if not warm:
         return None
     copies, failed = _copies(turn, rank), _failed(turn)

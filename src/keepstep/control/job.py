@@ -41,6 +41,7 @@ from keepstep.control.roster import NodeSpec, Status
 from keepstep.control.starting import assigned_slots, start_attempt
 from keepstep.control.taking_over import on_take_over
 from keepstep.control.turn import Turn
+from keepstep.control.warming import on_recording_kept, on_role_seen, on_warmed_up, order_warm_up
 from keepstep.records.domain_messages import NodeDomains, NodeLost
 from keepstep.records.messages import (
     AgentHello,
@@ -62,6 +63,7 @@ from keepstep.records.messages import (
 from keepstep.records.mirror_messages import Mirrors
 from keepstep.records.move_messages import AskAddress, MoveCommitted, MovePrepared, MoveRefused, MoveTaken
 from keepstep.records.moves import MoveRequest
+from keepstep.records.sandbox_messages import RecordingKept, RoleSeen, WarmedUp
 from keepstep.records.watch_messages import MemberHung, MemberSlow
 
 __all__ = ["decide", "new_job"]
@@ -84,6 +86,7 @@ def decide(state: JobState, event: Event, *, now: float) -> Decision:
         handler(turn, event)
     reconcile(turn)
     advance_move(turn)
+    order_warm_up(turn, state.members)
     _note_progress(turn, state)
     _advance(turn)
     return turn.decision()
@@ -184,6 +187,9 @@ _HANDLERS: dict[type, Callable[[Turn, Event], None]] = {
     FirstStep: on_first_step,
     Finished: on_finished,
     ScriptFailed: on_script_failed,
+    RoleSeen: on_role_seen,
+    RecordingKept: on_recording_kept,
+    WarmedUp: on_warmed_up,
     MemberExited: on_exited,
     MemberStopped: on_stopped,
     MemberHung: on_hung,

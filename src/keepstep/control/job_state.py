@@ -12,6 +12,7 @@ from keepstep.records.events import Finding, FindingKind, Incident
 from keepstep.records.messages import Fact, Order
 from keepstep.records.mirror_messages import HeldMirror, Mirrors
 from keepstep.records.moves import MoveRecord, MoveRequest
+from keepstep.records.sandbox_messages import RoleKind
 
 __all__ = [
     "Change",
@@ -26,6 +27,7 @@ __all__ = [
     "StopRequest",
     "TakeOver",
     "Tick",
+    "WarmState",
     "incident_of",
 ]
 
@@ -34,7 +36,7 @@ class JobSpec(msgspec.Struct, frozen=True):
     """What was asked for. `world` ranks on `nnodes` agents; `patience_s` bounds one answer in a change.
 
     `domains` are the labels known beforehand. With fewer machines than members the job waits for `shortage_s` seconds
-    (0: it stops at once).
+    (0: it stops at once). `sandbox` says that standbys rehearse.
     """
 
     job: str
@@ -46,6 +48,7 @@ class JobSpec(msgspec.Struct, frozen=True):
     patience_s: float = 120.0
     domains: Domains = Domains()
     shortage_s: float = 0.0
+    sandbox: bool = False
 
 
 class Tick(msgspec.Struct, frozen=True):
@@ -169,6 +172,23 @@ class Change(msgspec.Struct, frozen=True):
     search: MirrorSearch | None = None
 
 
+class WarmState(msgspec.Struct, frozen=True):
+    """What is known for the rehearsals of standbys.
+
+    `asked` are the members told to record, `kinds` and `memory` what ranks said of themselves, `chosen` the kinds that
+    are warmed, `keepers` the members that have still to write a recording, by kind, `kept` the kinds that lie in the
+    run directory. `off`: a rehearsal ended its process, there will be no other.
+    """
+
+    asked: frozenset[str] = frozenset()
+    kinds: dict[int, str] = {}
+    memory: dict[int, int] = {}
+    chosen: tuple[RoleKind, ...] = ()
+    keepers: dict[str, str] = {}
+    kept: frozenset[str] = frozenset()
+    off: bool = False
+
+
 class JobState(msgspec.Struct, frozen=True):
     """All the controller knows of one job; `phase` as in `docs/architecture.md`.
 
@@ -207,6 +227,7 @@ class JobState(msgspec.Struct, frozen=True):
     moves: int = 0
     promised: int = 0
     torch_version: str = ""
+    warm: WarmState = WarmState()
 
     @property
     def newest_generation(self) -> int:

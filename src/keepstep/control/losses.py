@@ -45,7 +45,7 @@ def on_exited(turn: Turn, event: Event) -> None:
         return
     member = claimant(member)
     if member.rank < 0:
-        _standby_lost(turn, member, how=how, again=bool(fact.signal))
+        _standby_lost(turn, member, how=how, again=bool(fact.signal) or member.warming)
         return
     if member.moving and kind is ExitKind.DONE:
         _rank_done(turn, member)

@@ -65,6 +65,7 @@ class Member(msgspec.Struct, frozen=True):
     time of the order to start it. `error` is what its script raised of its own accord at wall-clock time `failed`; its
     process is about to exit. `moving` is the number of the move it is a joiner of (0: none), `heir_of` the rank it is
     to take there; `released` is when it was let go.
+    `warming` says that it rehearses, `warmed` which kinds of role it has rehearsed (None: it was not asked to).
     """
 
     name: str
@@ -90,6 +91,8 @@ class Member(msgspec.Struct, frozen=True):
     moving: int = 0
     heir_of: int = -1
     released: float = 0.0
+    warming: bool = False
+    warmed: tuple[str, ...] | None = None
 
 
 def live(members: dict[str, Member]) -> list[Member]:

@@ -16,6 +16,7 @@ from keepstep.records.enlist_messages import Assignment, Enlist
 from keepstep.records.mirror_messages import MirrorFact, MirrorOrder
 from keepstep.records.move_messages import MoveFact, MoveOrder
 from keepstep.records.path_messages import PathsProbed, ProbePaths
+from keepstep.records.sandbox_messages import SandboxFact, SandboxOrder
 from keepstep.records.watch_messages import LinkProbed, WatchFact, WatchOrder
 
 __all__ = [
@@ -434,6 +435,7 @@ MemberFact = (
     | MoveFact
     | MirrorFact
     | StateFact
+    | SandboxFact
 )
 _AgentFact = AgentHello | Enlist | MemberStarted | MemberExited | MemberStopped | StartFailed | PathsProbed
 Fact = MemberFact | _AgentFact | NodeFact | WatchFact
@@ -455,6 +457,7 @@ Order = (
     | ProbePaths
     | MoveOrder
     | MirrorOrder
+    | SandboxOrder
     | WatchOrder
 )
 Message = Fact | Order

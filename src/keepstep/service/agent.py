@@ -29,6 +29,7 @@ from keepstep.records.messages import (
     StartMember,
 )
 from keepstep.records.path_messages import ProbePaths
+from keepstep.records.sandbox_messages import KeepRecording, WarmUp
 from keepstep.records.watch_messages import CheckHang, GiveEvidence, MemberMoves, ProbeNode, TellCalls
 from keepstep.service.background import background
 from keepstep.service.clock import Clock
@@ -47,10 +48,12 @@ from keepstep.service.settings import Settings
 from keepstep.service.warden import Warden
 from keepstep.store.wire_server import AgentWire, WireServer, serve
 
-__all__ = ["Agent", "AgentPlan"]
+__all__ = ["RECORDINGS_FOLDER", "Agent", "AgentPlan"]
 
 _log = logging.getLogger(__name__)
 _POLL_S = 0.1
+RECORDINGS_FOLDER = "sandbox"
+"""Where members on a node keep the recordings of their first steps, in its run directory."""
 _MOST_BATCH_CHARACTERS = 200
 
 
@@ -215,8 +218,11 @@ class Agent:
 
     def _forward(self, name: str, order: Order) -> None:
         member = self.members.get(name)
-        if member is not None:
-            member.tell(order)
+        if member is None:
+            return
+        if isinstance(order, (KeepRecording, WarmUp)):
+            order = msgspec.structs.replace(order, directory=str(self._plan.directory.resolve() / RECORDINGS_FOLDER))
+        member.tell(order)
 
     def _on_exit(self, member: MemberProcess) -> None:
         del self.members[member.name]

@@ -277,6 +277,7 @@ def _new_spec(plan: JobPlan) -> JobSpec:
         secret=secrets.token_bytes(32),
         max_restarts=plan.settings.max_restarts,
         patience_s=plan.settings.patience_s,
+        sandbox=plan.settings.sandbox,
         domains=domains_of_files(plan.settings.domains),
         shortage_s=plan.settings.shortage_s if plan.settings.on_shortage == "wait" else 0.0,
     )

@@ -50,6 +50,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     on_shortage: Literal["wait", "stop"] = "stop"
     shortage_s: _Seconds = 300.0
     silence_s: Annotated[float, msgspec.Meta(ge=1)] = 15.0
+    sandbox: bool = True
 
 
 def load_settings(file: Path | None, *, overrides: dict[str, Any], default: Path = DEFAULT_FILE) -> Settings:

@@ -16,6 +16,7 @@ from keepstep.errors import PeerLost
 from keepstep.records.messages import Abort, Drill, Fact, Fence, Order, Stop, TakePaths
 from keepstep.records.mirror_messages import PlaceMirror
 from keepstep.records.move_messages import MoveOrder, ReleaseMember
+from keepstep.records.sandbox_messages import KeepRecording
 from keepstep.records.watch_messages import ProbeLinks
 from keepstep.store.wire import MemberWire
 
@@ -38,6 +39,7 @@ class AgentLink:
         self.on_move: Callable[[MoveOrder], None] | None = None
         self.on_probe: Callable[[ProbeLinks], None] | None = None
         self.place: PlaceMirror | None = None
+        self.on_recording: Callable[[KeepRecording], None] | None = None
         self._wire = wire
         self._orders: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
         self._drills = threading.Lock()
@@ -112,6 +114,10 @@ class AgentLink:
                 continue
             if isinstance(order, PlaceMirror):
                 self.place = order
+                continue
+            if isinstance(order, KeepRecording):
+                if self.on_recording is not None:
+                    self.on_recording(order)
                 continue
             if isinstance(order, Fence):
                 _leave(EXIT_FENCED, order.why)

@@ -21,6 +21,7 @@ from keepstep.training.device_calls import DeviceCalls
 from keepstep.training.direct_work import DirectPrepared
 from keepstep.training.fabric import Fabric, Mode
 from keepstep.training.group_identity import GroupIdentity
+from keepstep.training.hearing import HEARING
 from keepstep.training.links import Channel
 from keepstep.training.local_answers import answer_locally
 from keepstep.training.plane import Call, Element, Lane, Op, Reduction, Status
@@ -117,12 +118,19 @@ class KeepstepGroup(GroupIdentity, ProcessGroup):  # type: ignore[misc]
             raise DistBackendError(f"group {self._name!r} was shut down -> make a new group")
         if self._fabric.mode is Mode.LOCAL:
             prepared.start()
+            replay = HEARING.replay
             for call in calls:
                 prepared.await_inputs(call)
-                answer_locally(call, self._own)
+                if replay is None:
+                    answer_locally(call, self._own)
+                else:
+                    replay.answer(call, group=self._name, rank=self._own)
             prepared.finish()
             prepared.join()
             return DoneWork(prepared.result)
+        tape = HEARING.tape
+        if tape is not None:
+            tape.note(calls, prepared, group=(self._name, self._own, self._count))
         drills = self._fabric.drills
         pace = drills.pace if drills is not None else None
         if drills is not None and pace is not None:

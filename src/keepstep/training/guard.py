@@ -63,6 +63,7 @@ from keepstep.training.recorder import Recorder
 from keepstep.training.rng import capture_rng, restore_rng
 from keepstep.training.spans import Spans
 from keepstep.training.state import TrackedState
+from keepstep.training.step_recorder import StepRecorder
 from keepstep.training.tiers import Tiers
 
 __all__ = ["Guard", "StepAborted"]
@@ -101,6 +102,8 @@ class Guard:
         self._moving = Moving(self, fabric, link=link, handover=self._handover, now=recorder.monotonic_s)
         self._pipelines = Pipelines(fabric)
         self.mirrors = MemberMirrors(fabric, link)
+        self.step_recorder = StepRecorder(fabric, say=link.say, now=recorder.monotonic_s)
+        link.on_recording = self.step_recorder.obey
         self._renew = False
         self.spans.begin(SpanKind.SETUP)
         fabric.drills = self.drills
@@ -122,6 +125,7 @@ class Guard:
         self.fabric.set_step(self.state.version)
         self.spans.end(SpanKind.SETUP)
         self.spans.begin(SpanKind.STEP)
+        self.step_recorder.begin_step()
         for stream in self.streams:
             stream.begin_step()
         self._rng = capture_rng()
@@ -175,6 +179,7 @@ class Guard:
         if act is not None:
             self._do(act)
         version = self.state.version
+        self.step_recorder.step_kept(self._tracked())
         self._checkup.kept(version, self._tracked())
         if self.tiers.due(version):
             with self.spans.span(SpanKind.CHECKPOINT):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import logging
 import os
@@ -15,18 +16,23 @@ import torch.distributed as dist
 from keepstep import __version__
 from keepstep.control.member import MemberState
 from keepstep.errors import EnvironmentProblem, PeerLost, UsageError
-from keepstep.records.messages import Fence, Hello, Order, Stop, Welcome
+from keepstep.records.messages import Fence, Hello, Stop, Welcome
+from keepstep.records.sandbox_messages import RecordStep, WarmUp
 from keepstep.records.watch_messages import STACK_SIGNAL
 from keepstep.store.wire import Wire
 from keepstep.training import process_group
 from keepstep.training.agent_link import AgentLink
 from keepstep.training.directory import RosterDirectory
 from keepstep.training.doors import Doors
-from keepstep.training.fabric import Fabric, Place, connect_fabric
+from keepstep.training.fabric import Fabric, Mode, Place, connect_fabric
 from keepstep.training.guard import Guard
+from keepstep.training.hearing import HEARING
 from keepstep.training.recorder import Recorder
+from keepstep.training.rehearsals import Rehearsals
+from keepstep.training.replay import Replay, objects_are_none
+from keepstep.training.sandbox import Sandbox
 
-__all__ = ["Membership", "Warm", "await_welcome", "become_member", "warm_up_membership"]
+__all__ = ["Membership", "Warm", "await_role", "become_member", "warm_up_membership"]
 
 _log = logging.getLogger("keepstep")
 
@@ -37,16 +43,24 @@ _TIMEOUT = timedelta(minutes=30)
 
 
 class Membership:
-    """A place in a job, and what has to be given up at the end. `guard` is None where nobody protects the job."""
+    """A place in a job, and what has to be given up at the end. `guard` is None where nobody protects the job.
 
-    def __init__(self, *, rank: int, world: int, attempt: int, guard: Guard | None) -> None:
+    In a standby that rehearses, `sandbox` is what it does so in, and there is no guard.
+    """
+
+    def __init__(
+        self, *, rank: int, world: int, attempt: int, guard: Guard | None, sandbox: Sandbox | None = None
+    ) -> None:
         self.rank = rank
         self.world = world
         self.attempt = attempt
         self.guard = guard
+        self.sandbox = sandbox
+        self.locally = contextlib.ExitStack()
 
     def close(self, *, orderly: bool) -> None:
         """Leave: links say goodbye (`orderly`), the process group is gone."""
+        self.locally.close()
         if self.guard is not None:
             if orderly:
                 self.guard.fabric.close()
@@ -57,13 +71,18 @@ class Membership:
 
 
 class Warm(msgspec.Struct):
-    """A standby's open line to its agent while it has no role; `welcome` is set once it got one."""
+    """A standby's open line to its agent while it has no role; `welcome` is set once it got one.
+
+    `rehearsals` are those of a standby (None in other processes), `records` says that the first steps are recorded.
+    """
 
     link: AgentLink
     doors: Doors
     recorder: Recorder
     said: bool = False
+    records: bool = False
     welcome: Welcome | None = None
+    rehearsals: Rehearsals | None = None
 
 
 _warm: Warm | None = None
@@ -89,6 +108,7 @@ def warm_up_membership() -> Warm:
     """In a standby: open the line to the agent early, so that `join()` finds it."""
     global _warm
     _warm = _connect()
+    _warm.rehearsals = Rehearsals(_warm.link, now=_warm.recorder.monotonic_s)
     return _warm
 
 
@@ -100,24 +120,42 @@ def _connect() -> Warm:
     return Warm(link=AgentLink(wire, member=recorder.member), doors=doors, recorder=recorder)
 
 
-def await_welcome(warm: Warm) -> Welcome:
-    """Say hello (once) and wait for a role. Raises SystemExit when the job ends before there is one."""
+def await_role(warm: Warm) -> Welcome | Sandbox:
+    """Say hello (once) and wait for a role, or for one to rehearse. Raises SystemExit when the job ends before."""
     if warm.welcome is not None:
         return warm.welcome
+    if warm.rehearsals is not None and warm.rehearsals.sandbox is not None:
+        return warm.rehearsals.sandbox
     if not warm.said:
         warm.said = True
         faulthandler.register(STACK_SIGNAL, all_threads=True)
         warm.link.start()
         warm.link.say(_hello(warm))
-    order: Order | None = warm.link.next_order()
-    while not isinstance(order, (Welcome, Stop, Fence)):
-        order = warm.link.next_order()
+    order = _next_role(warm)
+    if isinstance(order, Sandbox):
+        _tell_rehearsed(order)
+        return order
     if not isinstance(order, Welcome):
         _log.info("the job ended before this process became a member: %s", order.why)
         raise SystemExit(0)
     warm.welcome = order
     _tell_environment(order)
     return order
+
+
+def _next_role(warm: Warm) -> Welcome | Stop | Fence | Sandbox:
+    """The next order that ends the wait, or the next rehearsal."""
+    while True:
+        sandbox = None if warm.rehearsals is None else warm.rehearsals.next()
+        if sandbox is not None:
+            return sandbox
+        order = warm.link.next_order()
+        if isinstance(order, (Welcome, Stop, Fence)):
+            return order
+        if isinstance(order, RecordStep):
+            warm.records = True
+        elif isinstance(order, WarmUp) and warm.rehearsals is not None:
+            warm.rehearsals.take(order)
 
 
 def _hello(warm: Warm) -> Hello:
@@ -146,17 +184,46 @@ def _tell_environment(welcome: Welcome) -> None:
     )
 
 
+def _tell_rehearsed(sandbox: Sandbox) -> None:
+    """torchrun's variables as the rehearsed rank would find them if all ranks were on this node."""
+    rank = str(sandbox.kind.rank)
+    local = int(rank) % max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    os.environ.update(RANK=rank, ROLE_RANK=rank, WORLD_SIZE=str(sandbox.world), LOCAL_RANK=str(local), GROUP_RANK="0")
+
+
 def _protected(warm: Warm) -> Membership:
     try:
-        welcome = await_welcome(warm)
+        role = await_role(warm)
     except PeerLost as error:
         raise EnvironmentProblem("the agent of this node is gone", where=os.environ[_AGENT]) from error
+    return _rehearsing(role) if isinstance(role, Sandbox) else _joined(warm, role)
+
+
+def _rehearsing(sandbox: Sandbox) -> Membership:
+    """A standby's place in the sandbox."""
+    connect_fabric(sandbox.fabric)
+    rank, world = sandbox.kind.rank, sandbox.world
+    dist.init_process_group("keepstep", store=dist.HashStore(), rank=rank, world_size=world, timeout=_TIMEOUT)
+    return Membership(rank=rank, world=world, attempt=0, guard=None, sandbox=sandbox)
+
+
+def _answers(warm: Warm, rank: int) -> Replay:
+    """What the collectives of a joiner's set-up give it."""
+    if warm.rehearsals is None:
+        return Replay()
+    warm.rehearsals.prepare(rank)
+    return warm.rehearsals.replay_for(rank)
+
+
+def _joined(warm: Warm, welcome: Welcome) -> Membership:
+    """A member's place in the job."""
     place = Place(rank=welcome.rank, world=welcome.world, generation=welcome.generation)
     directory = RosterDirectory(welcome.roster)
     fabric = Fabric(warm.doors, place, secret=welcome.secret, directory=directory, protected=True, on_loss=None)
     warm.recorder.identify(rank=welcome.rank)
     fabric.record_into(warm.recorder.address, warm.recorder.size)
     if welcome.joiner:
+        HEARING.replay = _answers(warm, welcome.rank)
         fabric.go_local()
     else:
         fabric.start_watch()
@@ -165,7 +232,14 @@ def _protected(warm: Warm) -> Membership:
     state = MemberState(rank=welcome.rank, generation=welcome.generation, epoch=welcome.epoch, joiner=asks)
     guard = Guard(fabric, warm.link, recorder=warm.recorder, state=state)
     guard.rehearsing = welcome.joiner
+    if warm.records and not welcome.joiner:
+        guard.step_recorder.start()
     dist.init_process_group(
         "keepstep", store=dist.HashStore(), rank=welcome.rank, world_size=welcome.world, timeout=_TIMEOUT
     )
-    return Membership(rank=welcome.rank, world=welcome.world, attempt=welcome.attempt, guard=guard)
+    membership = Membership(rank=welcome.rank, world=welcome.world, attempt=welcome.attempt, guard=guard)
+    if welcome.joiner:
+        assert HEARING.replay is not None
+        local = objects_are_none(HEARING.replay, applies=lambda: fabric.mode is Mode.LOCAL)
+        membership.locally.enter_context(local)
+    return membership

@@ -6,7 +6,7 @@ import ctypes
 
 import torch
 
-__all__ = ["memory_of", "plain", "viewable"]
+__all__ = ["head_of", "memory_of", "plain", "viewable"]
 
 
 def plain(tensor: torch.Tensor) -> str:
@@ -33,3 +33,8 @@ def memory_of(tensor: torch.Tensor) -> memoryview:
     if size == 0:
         return memoryview(bytearray())
     return memoryview((ctypes.c_ubyte * size).from_address(tensor.data_ptr())).cast("B")
+
+
+def head_of(address: int, nbytes: int) -> bytes:
+    """A copy of the `nbytes` bytes at `address`, which must be there."""
+    return ctypes.string_at(address, nbytes) if nbytes > 0 else b""

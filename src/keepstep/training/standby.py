@@ -1,19 +1,21 @@
-"""A standby: a process that has imported everything and waits in the script's `join()` for a role.
+"""A standby: a process that has imported everything, has rehearsed, and waits in the script's `join()` for a role.
 
-`python -m keepstep.training.standby SCRIPT ARGS...`, started by an agent. Scripts that need a rank before `join()` are
-run again from their top once there is one; scripts that never call `join()` are not run at all.
+`python -m keepstep.training.standby SCRIPT ARGS...`, started by an agent. The script is run up to `join()`; when there
+is a recording it is run further, as a rehearsal, and then once more up to `join()`. Scripts that need a rank before
+`join()` are run when there is one; scripts that never call `join()` are not run at all.
 """
 
 from __future__ import annotations
 
 import os
-import runpy
 import sys
 from pathlib import Path
 
 import torch
 
-from keepstep.training.joining import Warm, await_welcome, warm_up_membership
+from keepstep.training.joining import Warm, await_role, warm_up_membership
+from keepstep.training.rehearsals import Rehearsals
+from keepstep.training.script import Script
 
 __all__ = ["main"]
 
@@ -25,22 +27,30 @@ def main(arguments: list[str]) -> None:
     script = arguments[0]
     sys.argv = arguments
     sys.path[0] = str(Path(script).resolve().parent)
-    warm = warm_up_membership()
     _warm_torch()
+    warm = warm_up_membership()
     if not _joins(script):
-        await_welcome(warm)
+        await_role(warm)
         return
-    try:
-        runpy.run_path(script, run_name="__main__")
-    except KeyError as error:
-        if warm.said or error.args[0] not in _RANK_VARIABLES:
-            raise
-        _run_with_rank(warm, script)
+    assert warm.rehearsals is not None
+    _run(Script(script), warm, rehearsals=warm.rehearsals)
 
 
-def _run_with_rank(warm: Warm, script: str) -> None:
-    await_welcome(warm)
-    runpy.run_path(script, run_name="__main__")
+def _run(script: Script, warm: Warm, *, rehearsals: Rehearsals) -> None:
+    """Run the script until it ran for good and not as a rehearsal."""
+    early = False
+    while True:
+        try:
+            if early:
+                await_role(warm)
+            with rehearsals:
+                script.run()
+                if rehearsals.sandbox is None:
+                    return
+        except KeyError as error:
+            if early or warm.said or error.args[0] not in _RANK_VARIABLES:
+                raise
+            early = True
 
 
 def _joins(script: str) -> bool:

@@ -6,7 +6,7 @@ after the call. What lies on a device is the business of `staging.py`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -89,11 +89,12 @@ def _check_cpu(tensor: torch.Tensor) -> None:
 class Prepared:
     """The memory of one call: dense inputs and outputs, kept alive here, and what follows when it is finished."""
 
-    __slots__ = ("_copies", "_integers", "_kept", "from_any", "result")
+    __slots__ = ("_copies", "_integers", "_kept", "from_any", "result", "when_done")
 
     def __init__(self, result: object) -> None:
         self.result = result
         self.from_any = False
+        self.when_done: Callable[[], None] | None = None
         self._kept: list[torch.Tensor] = []
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._integers: list[torch.Tensor] = []
@@ -137,7 +138,9 @@ class Prepared:
         return nullcontext()
 
     def finish(self) -> None:
-        """Copies results into outputs that are not dense and lets the memory go."""
+        """Tells `when_done` that the data is there, copies it into outputs that are not dense, lets the memory go."""
+        if self.when_done is not None:
+            self.when_done()
         if self._copies:
             with torch.no_grad():
                 for tensor, dense in self._copies:
@@ -171,6 +174,7 @@ class Prepared:
 
     def _forget(self) -> None:
         self._kept, self._copies, self._integers = [], [], []
+        self.when_done = None
 
 
 def parts(span: _Span, count: int) -> list[_Span]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +18,8 @@ from keepstep.training.batch_shape import shape_words
 from keepstep.training.checkpoint import CheckpointWriter
 from keepstep.training.data import Batches
 from keepstep.training.guard import Guard
+from keepstep.training.hearing import HEARING
+from keepstep.training.held_back import silence
 from keepstep.training.joining import Membership, become_member
 from keepstep.training.spans import NO_SPANS
 from keepstep.training.state import TrackedState
@@ -39,13 +40,17 @@ def join() -> Job:
 
 
 class Job:
-    """A member's view of the job; made by `join()`."""
+    """A member's view of the job; made by `join()`.
+
+    `rehearsing` is true in a standby that runs the script only to be warm: what it does then counts for nothing.
+    """
 
     def __init__(self, membership: Membership) -> None:
         self.rank = membership.rank
         self.world = membership.world
         self.attempt = membership.attempt
-        self.protected = membership.guard is not None
+        self.rehearsing = membership.sandbox is not None
+        self.protected = membership.guard is not None or self.rehearsing
         self._membership = membership
         self._guard: Guard | None = membership.guard
         self._tracked: TrackedState | None = None
@@ -62,6 +67,9 @@ class Job:
     ) -> None:
         for hook in self._hooks:
             hook.remove()
+        if self._membership.sandbox is not None:
+            self._membership.sandbox.leave(error)
+            return
         if self._guard is not None and isinstance(error, Exception):
             self._guard.tell_error(error)
         elif self._guard is not None and error is None and self._begun:
@@ -106,6 +114,8 @@ class Job:
         spans = NO_SPANS if self._guard is None else self._guard.spans
         stream = Batches(source, name=name or f"data{len(self._streams)}", spans=spans)
         self._streams.append(stream)
+        if self._membership.sandbox is not None:
+            stream.take = self._membership.sandbox.take
         if self._guard is not None:
             stream.take = self._guard.drills.take
             if not self._streams[1:]:
@@ -172,6 +182,8 @@ class Job:
         that was aborted is yielded again with the same number, batches and random numbers."""
         if total < 0:
             raise UsageError(f"steps(total={total})", remedy="give the number of updates to make, at least 0")
+        if self._membership.sandbox is not None:
+            yield from self._membership.sandbox.steps(total)
         if self._guard is None:
             for number in range(total):
                 yield from _watched(Step(None, number))
@@ -192,9 +204,10 @@ class Job:
 
     def _rehearse(self, guard: Guard) -> Iterator[Step]:
         """A joiner's first step runs without the others, up to the agreement: it builds buckets and warms caches."""
-        with _silence():
+        with silence():
             yield from _watched(Step(guard, 0), guard)
         guard.rehearsing = False
+        HEARING.replay = None  # what it still answers alone concerns the state to come
 
     def _finish(self, guard: Guard) -> None:
         assert self._tracked is not None
@@ -226,22 +239,3 @@ def _watched(step: Step, guard: Guard | None = None) -> Iterator[Step]:
             f"step {step.number} was taken from job.steps() but `with step:` was not used",
             remedy="put the whole body of the loop inside `with step:`",
         )
-
-
-@contextlib.contextmanager
-def _silence() -> Iterator[None]:
-    """Drop what this process prints, on both streams."""
-    streams = ((sys.stdout, 1), (sys.stderr, 2))
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    kept = [os.dup(descriptor) for _, descriptor in streams]
-    try:
-        for stream, descriptor in streams:
-            stream.flush()
-            os.dup2(nowhere, descriptor)
-        yield
-    finally:
-        for (stream, descriptor), copy in zip(streams, kept, strict=True):
-            stream.flush()
-            os.dup2(copy, descriptor)
-            os.close(copy)
-        os.close(nowhere)
