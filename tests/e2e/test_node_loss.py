@@ -1,4 +1,4 @@
-"""Whole nodes are lost, by drills with known answers: one incident, standbys on other nodes, nothing left behind."""
+"""Whole nodes are lost, by drills with known answers: one incident, standbys on other nodes (G-24)."""
 
 from __future__ import annotations
 

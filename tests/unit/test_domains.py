@@ -15,7 +15,6 @@ from keepstep.control.domains import (
     joint,
     mirror_gaps,
     mirror_holders,
-    shared,
     standby_order,
 )
 
@@ -46,7 +45,7 @@ def least_possible(ranks_by_node: dict[str, list[int]], domains: Domains) -> int
     unavoidable = everywhere(domains, nodes)
 
     def cost(a: str, b: str) -> int:
-        return len(shared(domains, a, b) - unavoidable)
+        return len(domains.shared(a, b) - unavoidable)
 
     allowed = {}
     for node in nodes:
@@ -73,7 +72,7 @@ class TestTheDomains:
 
     def test_two_nodes_share_what_both_are_in(self):
         domains = Domains({"a": {"rack": "1", "power": "x"}, "b": {"rack": "2", "power": "x"}})
-        assert shared(domains, "a", "b") == {"power=x"}
+        assert domains.shared("a", "b") == {"power=x"}
 
     def test_later_labels_win(self):
         domains = Domains({"a": {"rack": "1", "power": "x"}}).with_labels("a", {"rack": "2"})
@@ -101,9 +100,9 @@ class TestMirrors:
             assert rank != holder
             if len(inhabited) > 1:
                 mine = node_of[rank]
-                least = min(len(shared(domains, mine, other)) for other in inhabited - {mine})
+                least = min(len(domains.shared(mine, other)) for other in inhabited - {mine})
                 assert node_of[holder] != mine
-                assert len(shared(domains, mine, node_of[holder])) == least
+                assert len(domains.shared(mine, node_of[holder])) == least
 
     @given(domains=CLUSTERS, sizes=SIZES)
     def test_no_rank_holds_more_than_some_rank_must(self, domains: Domains, sizes: list[int]):
@@ -131,7 +130,7 @@ class TestMirrors:
         domains, ranks = racks(4, 4, 8)
         holders = mirror_holders(ranks, domains)
         assert sorted(holders.values()) == list(range(128))
-        assert mirror_gaps(holders, ranks, domains) == {}
+        assert mirror_gaps(holders, ranks, domains=domains) == {}
 
     def test_a_node_that_is_replaced_moves_few_mirrors(self):
         domains, ranks = racks(4, 4, 8)
@@ -141,7 +140,7 @@ class TestMirrors:
         after = mirror_holders(ranks, domains, previous=before)
         moved = [rank for rank in before if before[rank] != after[rank]]
         assert len(moved) <= 4 * 8
-        assert mirror_gaps(after, ranks, domains) == {}
+        assert mirror_gaps(after, ranks, domains=domains) == {}
 
     def test_a_large_rack_fills_a_small_one(self):
         domains = Domains({"a": {"rack": "1"}, "b": {"rack": "1"}, "c": {"rack": "2"}})
@@ -153,27 +152,27 @@ class TestMirrors:
 
     def test_a_rank_alone_has_no_holder_and_that_is_said(self):
         assert mirror_holders({"a": [0]}, Domains()) == {}
-        assert mirror_gaps({}, {"a": [0]}, Domains()) == {0: "no other rank is there to hold its mirror"}
+        assert mirror_gaps({}, {"a": [0]}, domains=Domains()) == {0: "no other rank is there to hold its mirror"}
 
     def test_what_cannot_be_covered_is_named_with_the_reason(self):
         domains = Domains({"a": {"rack": "1"}, "b": {"rack": "1"}, "c": {"rack": "2", "power": "x"}})
         domains = domains.with_labels("a", {"power": "x"})
         ranks = {"a": [0], "b": [1], "c": [2]}
-        gaps = mirror_gaps(mirror_holders(ranks, domains), ranks, domains)
+        gaps = mirror_gaps(mirror_holders(ranks, domains), ranks, domains=domains)
         assert set(gaps) == {0}
         assert "power=x" in gaps[0] or "rack=1" in gaps[0]
 
     def test_a_domain_of_all_nodes_is_said_once_and_not_for_each_rank(self):
         domains = Domains({"a": {"release": "1"}, "b": {"release": "1"}})
         ranks = {"a": [0], "b": [1]}
-        assert mirror_gaps(mirror_holders(ranks, domains), ranks, domains) == {}
+        assert mirror_gaps(mirror_holders(ranks, domains), ranks, domains=domains) == {}
         assert everywhere(domains, ranks) == {"release=1"}
 
     def test_a_thousand_nodes_are_placed_in_one_go(self):
         domains, ranks = racks(32, 32, 1)
         holders = mirror_holders(ranks, domains)
         assert sorted(holders.values()) == list(range(1024))
-        assert mirror_gaps(holders, ranks, domains) == {}
+        assert mirror_gaps(holders, ranks, domains=domains) == {}
 
 
 class TestStandbys:

@@ -83,7 +83,7 @@ def predict(placement: Placement) -> CoverageRecord:
     rows.sort(key=lambda row: (_WORST.index(row.outcome), -row.steps_recomputed, -len(row.ranks), row.domain))
     notes = []
     if placement.mirrors:
-        gaps = mirror_gaps(placement.mirrors, placement.ranks_by_node(), placement.domains)
+        gaps = mirror_gaps(placement.mirrors, placement.ranks_by_node(), domains=placement.domains)
         notes = [f"rank {rank}: {why}" for rank, why in gaps.items()]
     more = [f"and {len(notes) - _MOST_NOTES} more ranks"] if len(notes) > _MOST_NOTES else []
     return CoverageRecord(

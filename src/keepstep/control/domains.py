@@ -18,7 +18,6 @@ __all__ = [
     "joint",
     "mirror_gaps",
     "mirror_holders",
-    "shared",
     "standby_order",
 ]
 
@@ -40,6 +39,10 @@ class Domains(msgspec.Struct, frozen=True):
         """Those of `nodes` that `domain` takes with it, sorted."""
         return tuple(sorted(node for node in set(nodes) if domain in self.of(node)))
 
+    def shared(self, a: str, b: str) -> frozenset[str]:
+        """The domains that nodes `a` and `b` are both in; equal nodes share all of theirs."""
+        return self.of(a) & self.of(b)
+
     def with_labels(self, node: str, labels: Mapping[str, str]) -> Domains:
         """A copy in which `node` has `labels` too; they win over what it had."""
         return Domains({**self.labels, node: {**self.labels.get(node, {}), **labels}})
@@ -48,11 +51,6 @@ class Domains(msgspec.Struct, frozen=True):
 def domain_name(kind: str, label: str) -> str:
     """The domain as it is written: KIND=LABEL."""
     return f"{kind}={label}"
-
-
-def shared(domains: Domains, a: str, b: str) -> frozenset[str]:
-    """The domains that nodes `a` and `b` are both in; equal nodes share all of theirs."""
-    return domains.of(a) & domains.of(b)
 
 
 def joint(domains: Domains, nodes: Iterable[str]) -> frozenset[str]:
@@ -194,7 +192,7 @@ def _allowed_nodes(nodes: tuple[str, ...], domains: Domains) -> dict[str, tuple[
 
 
 def mirror_gaps(
-    holders: Mapping[int, int], ranks_by_node: Mapping[str, Sequence[int]], domains: Domains
+    holders: Mapping[int, int], ranks_by_node: Mapping[str, Sequence[int]], *, domains: Domains
 ) -> dict[int, str]:
     """The ranks whose mirror goes with them in the loss of some domain, and why.
 
@@ -208,7 +206,7 @@ def mirror_gaps(
         if holder is None or holder not in node_of:
             gaps[rank] = "no other rank is there to hold its mirror"
             continue
-        together = shared(domains, node, node_of[holder]) - unavoidable
+        together = domains.shared(node, node_of[holder]) - unavoidable
         if together:
             names = ", ".join(sorted(together))
             gaps[rank] = f"its mirror is on rank {holder}, which shares {names}: no node shares less"

@@ -90,7 +90,7 @@ async def _obey(request: AgentRequest, assignment: Assignment, *, line: Line, di
         line.say("", NodeDomains(request.node, labels_of_this_node(request.labels)))
         hello = AgentHello(request.node, assignment.slots, assignment.standbys, __version__, host, free_ports(_PORTS))
         line.say("", hello)
-        return await stopped.or_result(_follow(agent, line, over))
+        return await stopped.or_result(_follow(agent, line, over=over))
     finally:
         if not over.is_set():  # one loss, said before the processes end one by one
             line.say("", NodeLost(request.node, "its agent was stopped"))
@@ -98,7 +98,7 @@ async def _obey(request: AgentRequest, assignment: Assignment, *, line: Line, di
         await line.close()
 
 
-async def _follow(agent: Agent, line: Line, over: asyncio.Event) -> int:
+async def _follow(agent: Agent, line: Line, *, over: asyncio.Event) -> int:
     """Carry out orders until the job is `over`. Raises EnvironmentProblem if the controller goes away for too long."""
     while True:
         envelope = await line.next_order()
