@@ -55,6 +55,11 @@ _OnShortage = Annotated[
     str | None,
     typer.Option(metavar="wait|stop", help="What to do with fewer machines than members [stop]."),
 ]
+_Canary = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="Run N ranks for a few steps first, and go on only after a clean end."),
+]
+_CanarySteps = Annotated[int, typer.Option(min=1, help="Steps of the canary.")]
 _Token = Annotated[
     str | None, typer.Option(metavar="FILE", help="Secret of controller and agents, mode 0600 [DIR/token].")
 ]
@@ -93,8 +98,11 @@ def run(
     log_level: _Level = None,
     drill: _StartDrills = None,
     domain: _Domain = None,
+    canary: _Canary = None,
+    canary_steps: _CanarySteps = 10,
 ) -> int:
     """Train on this machine: start the ranks, replace those that are lost, print a report."""
+    from keepstep.service.canary import Canary
     from keepstep.service.launcher import RunRequest, run_job
 
     chosen = settings_from(
@@ -106,7 +114,15 @@ def run(
         log_level=log_level,
     )
     return run_job(
-        RunRequest(script, tuple(arguments or ()), run, chosen, tuple(drill or ()), labels=tuple(domain or ()))
+        RunRequest(
+            script,
+            tuple(arguments or ()),
+            run,
+            chosen,
+            tuple(drill or ()),
+            labels=tuple(domain or ()),
+            canary=Canary(canary or 0, canary_steps),
+        )
     )
 
 
@@ -131,8 +147,11 @@ def controller(
     drill: _StartDrills = None,
     domains: _Domains = None,
     on_shortage: _OnShortage = None,
+    canary: _Canary = None,
+    canary_steps: _CanarySteps = 10,
 ) -> int:
     """Decide for a job on several nodes: wait for their agents, then as `run`. SCRIPT is the path on the nodes."""
+    from keepstep.service.canary import Canary
     from keepstep.service.launcher import RunRequest
     from keepstep.service.remote_controller import Listening, run_controller
 
@@ -148,7 +167,8 @@ def controller(
         domains=domains,
         on_shortage=on_shortage,
     )
-    request = RunRequest(script, tuple(arguments or ()), run, chosen, tuple(drill or ()))
+    small = Canary(canary or 0, canary_steps)
+    request = RunRequest(script, tuple(arguments or ()), run, chosen, tuple(drill or ()), canary=small)
     return run_controller(request, Listening(host, port, nnodes, job))
 
 

@@ -6,6 +6,7 @@ import asyncio
 import os
 import platform
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from keepstep.records.domain_messages import NodeDomains
 from keepstep.records.messages import AgentHello
 from keepstep.service.agent import Agent, AgentPlan
 from keepstep.service.background import background
+from keepstep.service.canary import Canary, run_canary
 from keepstep.service.clock import Clock, SystemClock
 from keepstep.service.doctor import plane_library
 from keepstep.service.domain_labels import labels_of_flags, labels_of_this_node
@@ -38,7 +40,7 @@ _IMPORTS_KEEPSTEP = re.compile(rb"^[ \t]*(?:import|from)\b[^\n#]*\bkeepstep\b", 
 
 class RunRequest(msgspec.Struct, frozen=True):
     """What a person asked for. `directory` None: a new one under the settings' run_root. `drills` as in `JobPlan`,
-    `labels` are the domains of this node, each KIND=LABEL."""
+    `labels` are the domains of this node, each KIND=LABEL; a `canary` runs before the job."""
 
     script: str
     arguments: tuple[str, ...]
@@ -46,6 +48,7 @@ class RunRequest(msgspec.Struct, frozen=True):
     settings: Settings
     drills: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
+    canary: Canary = Canary()
 
 
 def checked_script(script: str) -> str:
@@ -81,12 +84,19 @@ def run_job(request: RunRequest) -> int:
     plan.start_drills()
     labels_of_flags(request.labels)
     path = request.directory or Path(settings.run_root) / job
-    directory = RunDirectory(path, reserve_bytes=settings.reserve_bytes)
+    if request.canary.ranks:
+        run_canary(plan, request.canary, path=path, lead=partial(_lead, clock=clock))
+    return _lead(plan, path, clock=clock)
+
+
+def _lead(plan: JobPlan, path: Path, *, clock: Clock) -> int:
+    """One job in the run directory `path`, to its end; its exit code."""
+    directory = RunDirectory(path, reserve_bytes=plan.settings.reserve_bytes)
     progress = Progress()
     console = Console(progress.write)
     try:
-        open_logs(settings.log_level, console=console, directory=directory.logs)
-        console.say(f"keepstep: job {job}, run directory {path}", error=True)
+        open_logs(plan.settings.log_level, console=console, directory=directory.logs)
+        console.say(f"keepstep: job {plan.job}, run directory {path}", error=True)
         return asyncio.run(_Embedded(plan, directory, clock=clock, console=console).run(progress))
     finally:
         close_logs()

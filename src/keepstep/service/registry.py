@@ -11,6 +11,7 @@ import msgspec
 from keepstep import __version__
 from keepstep.control.job_state import Directed
 from keepstep.errors import KeepstepError, PeerLost, TransportError, UsageError, VersionMismatch
+from keepstep.records.canary import name_without_canary
 from keepstep.records.domain_messages import NodeLost
 from keepstep.records.messages import Assignment, Enlist, Fact, Message, StartFailed, StartMember, Stop
 from keepstep.service.controller import JobShell
@@ -113,7 +114,8 @@ class Registry:
         if fact.keepstep_version != __version__:
             what = f"node {fact.node} runs keepstep {fact.keepstep_version}, the controller {__version__}"
             raise VersionMismatch(what, remedy="install the same version on all nodes")
-        name = fact.job or next(iter(self._jobs), "")
+        name = next((job for job in self._jobs if name_without_canary(job) == fact.job), fact.job)
+        name = name or next(iter(self._jobs), "")
         if name not in self._jobs or (not fact.job and len(self._jobs) > 1):
             known = ", ".join(self._jobs) or "none"
             raise UsageError(f"no job {fact.job!r} here", remedy=f"give --job, one of: {known}")

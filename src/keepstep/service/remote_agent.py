@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from pathlib import Path
 
 from keepstep import __version__
 from keepstep.errors import EnvironmentProblem
+from keepstep.records.canary import canary_steps, name_without_canary
 from keepstep.records.domain_messages import NodeDomains, NodeLost
 from keepstep.records.messages import AgentHello, Assignment, Order, Stop
 from keepstep.service.agent import Agent, AgentPlan
@@ -19,15 +21,17 @@ from keepstep.service.launcher import checked_script
 from keepstep.service.logs import close_logs, open_logs
 from keepstep.service.output import Console
 from keepstep.service.ports import free_ports
-from keepstep.service.run_directory import RunDirectory
+from keepstep.service.run_directory import CANARY_FOLDER, RunDirectory
 from keepstep.service.stop_signals import StopSignals
 from keepstep.service.token import read_token
 from keepstep.store.remote import connect_remote
+from keepstep.store.remote_peer import RemotePeer
 
 __all__ = ["AgentRequest", "own_host", "run_agent"]
 
 _PORTS = 16
 _LEAVE_S = 5.0
+_AGAIN_S = 0.2
 
 
 def run_agent(request: AgentRequest) -> int:
@@ -52,17 +56,38 @@ def own_host(controller: str) -> str:
 
 async def _serve(request: AgentRequest, token: str) -> int:
     peer = await connect_remote(request.controller, token=token, silence_s=request.settings.silence_s)
+    while True:
+        try:
+            answer = await enlist(peer, request, orders=-1)
+            code = await _work(request, answer, line=Line(request, peer=peer, token=token))
+        finally:
+            await peer.close()
+        if code or not canary_steps(answer.job):
+            return code
+        peer = await _again(request, token)
+
+
+async def _again(request: AgentRequest, token: str) -> RemotePeer:
+    """After a canary: to the controller of the job itself. Raises EnvironmentProblem if there comes none."""
+    silence_s = request.settings.silence_s
     try:
-        answer = await enlist(peer, request, orders=-1)
-        return await _work(request, answer, line=Line(request, peer=peer, token=token))
-    finally:
-        await peer.close()
+        async with asyncio.timeout(request.settings.controller_patience_s):
+            while True:
+                with contextlib.suppress(EnvironmentProblem):
+                    return await connect_remote(request.controller, token=token, silence_s=silence_s)
+                await asyncio.sleep(_AGAIN_S)
+    except TimeoutError as error:
+        raise EnvironmentProblem(
+            "the job did not begin after its canary", where=request.controller, remedy="see the controller"
+        ) from error
 
 
 async def _work(request: AgentRequest, assignment: Assignment, *, line: Line) -> int:
     checked_script(assignment.script)
     settings = request.settings
-    path = request.directory or Path(settings.run_root) / f"{assignment.job}-{request.node}"
+    path = request.directory or Path(settings.run_root) / f"{name_without_canary(assignment.job)}-{request.node}"
+    if canary_steps(assignment.job):
+        path /= CANARY_FOLDER
     directory = RunDirectory(path, reserve_bytes=settings.reserve_bytes)
     console = Console()
     try:

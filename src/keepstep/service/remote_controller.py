@@ -9,12 +9,14 @@ import msgspec
 
 from keepstep.records.messages import Assignment
 from keepstep.service.background import background
+from keepstep.service.canary import Canary, not_a_canary, run_canary
 from keepstep.service.clock import Clock, SystemClock
 from keepstep.service.job_host import JobHost, JobPlan, LeftJob, job_name
 from keepstep.service.launcher import RunRequest, checked_script
 from keepstep.service.left_job import keep_left, read_left
 from keepstep.service.logs import close_logs, open_logs
 from keepstep.service.output import Console
+from keepstep.service.ports import free_ports
 from keepstep.service.registry import Registry
 from keepstep.service.run_directory import TOKEN_FILE, RunDirectory
 from keepstep.service.token import make_token
@@ -41,8 +43,27 @@ def run_controller(request: RunRequest, listening: Listening) -> int:
     plan = JobPlan(job, request.script, request.arguments, listening.nnodes, settings, request.drills)
     plan.start_drills()
     path = request.directory or Path(settings.run_root) / job
+    not_a_canary(job)
+    if request.canary.ranks:
+        listening = _canary_first(plan, request.canary, listening=listening, path=path, clock=clock)
     directory = RunDirectory(path, reserve_bytes=settings.reserve_bytes)
     return _lead(plan, listening, directory=directory, clock=clock)
+
+
+def _canary_first(plan: JobPlan, canary: Canary, *, listening: Listening, path: Path, clock: Clock) -> Listening:
+    """Run the canary on the first agents that come; they come back for the job, to the port that is returned."""
+    port = listening.port or free_ports(1)[0]
+    listening = msgspec.structs.replace(listening, port=port)
+
+    def lead(small: JobPlan, folder: Path) -> int:
+        directory = RunDirectory(folder, reserve_bytes=small.settings.reserve_bytes)
+        token = small.settings.token_file or str(path / TOKEN_FILE)
+        settings = msgspec.structs.replace(small.settings, token_file=token)
+        small = msgspec.structs.replace(small, settings=settings)
+        return _lead(small, listening, directory=directory, clock=clock)
+
+    run_canary(plan, canary, path=path, lead=lead)
+    return listening
 
 
 def take_over(path: Path) -> int:

@@ -14,6 +14,7 @@ from keepstep.errors import EnvironmentProblem, KeepstepError, StoreError, Usage
 from keepstep.store.journal import JOURNAL_NAME
 
 __all__ = [
+    "CANARY_FOLDER",
     "REPORT_FILE",
     "RUN_FILE",
     "STATE_FOLDER",
@@ -29,6 +30,7 @@ RUN_FILE = "run.json"
 REPORT_FILE = "report.json"
 TOKEN_FILE = "token"
 STATE_FOLDER = "state"
+CANARY_FOLDER = "canary"
 _LOCK_FILE = "run.lock"
 _MAX_RUN_FILE_BYTES = 1024 * 1024
 
@@ -184,7 +186,7 @@ def _take(path: Path) -> int:
 
 
 def _refuse_other_contents(path: Path) -> None:
-    found = sorted(entry.name for entry in path.iterdir() if entry.name != _LOCK_FILE)
+    found = sorted(entry.name for entry in path.iterdir() if entry.name not in (_LOCK_FILE, CANARY_FOLDER, TOKEN_FILE))
     if RUN_FILE in found:
         state = "finished" if REPORT_FILE in found else "ended without a report"
         raise UsageError(f"directory holds job {read_run(path).job}, which has {state}", where=str(path), remedy=_OTHER)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from keepstep.errors import PeerLost, UsageError
+from keepstep.records.canary import canary_steps
 from keepstep.records.domain_messages import CheckpointWritten
 from keepstep.records.messages import BatchSeen, Finished
 from keepstep.training.batch_shape import shape_words
@@ -58,6 +59,7 @@ class Job:
         self._streams: list[Batches] = []
         self._begun = False
         self._finished = False
+        self._canary_steps = canary_steps(os.environ.get("TORCHELASTIC_RUN_ID", ""))
 
     def __enter__(self) -> Job:
         return self
@@ -151,14 +153,15 @@ class Job:
 
         `directory` is storage that all nodes share; what is there is read by `torch.distributed.checkpoint`, too.
         `local` is a directory on the disk of each node, written after each `local_every` steps (0: each `every`). The
-        newest step that every rank finds whole in one of the two counts. Call it on every rank, alike.
+        newest step that every rank finds whole in one of the two counts. Call it on every rank, alike. A canary writes
+        and reads none.
         """
         if every < 1 or keep < 1 or local_every < 0:
             what = f"checkpoint every {every} steps ({local_every} on local disk), keep {keep}"
             raise UsageError(what, remedy="give numbers of at least 1")
         if local is None and local_every:
             raise UsageError("local_every without local", remedy="give local=DIRECTORY, too")
-        if self._guard is None:
+        if self._guard is None or self._canary_steps:
             return
         shared = CheckpointWriter(Path(directory), rank=self.rank, world=self.world, keep=keep)
         shared.on_written = self._checkpoint_written
@@ -191,6 +194,8 @@ class Job:
         if self._tracked is None:
             raise UsageError("job.steps() before job.track()", remedy="call job.track(model=..., optimizer=...) first")
         guard = self._guard
+        if self._canary_steps:
+            total = min(total, self._canary_steps)
         self._begun = True
         if guard.rehearsing:
             yield from self._rehearse(guard)

@@ -1,0 +1,87 @@
+"""A job runs small before it widens, and does not widen after a canary that did not come to a clean end."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from launching import SCRIPTS, started, until
+
+from keepstep.cli import main
+
+SHORT = str(SCRIPTS / "short.py")
+
+
+def report_of(directory: Path) -> dict:
+    return json.loads((directory / "report.json").read_text())
+
+
+@pytest.mark.long
+def test_a_clean_canary_is_followed_by_the_job(tmp_path):
+    words = ["run", "--nproc-per-node", "2", "--canary", "1", "--canary-steps", "3", "--run", "run"]
+    command = [sys.executable, "-m", "keepstep.cli", *words, SHORT, "--checkpoints", str(tmp_path / "kept")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "came to a clean end, the job begins" in done.stderr
+    small, whole = report_of(tmp_path / "run" / "canary"), report_of(tmp_path / "run")
+    assert (small["world"], small["steps_kept"]) == (1, 3)
+    assert (whole["world"], whole["steps_kept"]) == (2, 12)
+    log = (tmp_path / "run" / "canary" / "logs" / "m0.log").read_text()
+    assert log.count("loss") == 3
+    assert sorted(path.name for path in (tmp_path / "kept").iterdir())[-1] == "step-00000012"
+
+
+@pytest.mark.long
+def test_a_loss_that_is_no_number_stops_it(tmp_path):
+    words = ["run", "--nproc-per-node", "2", "--canary", "2", "--canary-steps", "5", "--run", "run", SHORT, "--nan"]
+    command = [sys.executable, "-m", "keepstep.cli", *words]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert "the loss is nan" in last and "the job was not started" in last
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["canary"]
+
+
+@pytest.mark.long
+def test_over_nodes_the_agents_come_back_for_the_job(tmp_path):
+    controller = started(
+        *("controller", "--port", 0, "--nnodes", 2, "--nproc-per-node", 1, "--canary", 1, "--canary-steps", 2),
+        *("--run", "run", SHORT),
+        cwd=tmp_path,
+    )
+    assert controller.stderr is not None
+    port = next(line for line in controller.stderr if "waits for" in line).split(",")[0].rsplit(":", 1)[1]
+    token = tmp_path / "run" / "token"
+    until(token.is_file, "the token")
+    agents = [
+        started(
+            *("agent", "--controller", f"127.0.0.1:{port}", "--token-file", token, "--node", name, "--run", name),
+            cwd=tmp_path,
+        )
+        for name in ("a", "b")
+    ]
+    _, said = controller.communicate(timeout=300)
+    assert controller.returncode == 0, said
+    for agent in agents:
+        agent.communicate(timeout=60)
+        assert agent.returncode == 0
+    assert report_of(tmp_path / "run" / "canary")["steps_kept"] == 2
+    assert report_of(tmp_path / "run")["steps_kept"] == 12
+
+
+def test_bad_canaries_are_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for words, says in (
+        (["run", "--nproc-per-node", "2", "--canary", "3", SHORT], "a canary of 3 ranks for a job of 2"),
+        (["run", "--canary", "0", SHORT], "--canary"),
+        (["run", "--canary", "1", "--canary-steps", "0", SHORT], "--canary-steps"),
+        (["controller", "--nnodes", "2", "--nproc-per-node", "2", "--canary", "3", SHORT], "on nodes of 2"),
+        (["controller", "--job", "a-canary-3", SHORT], "the name of a canary"),
+    ):
+        assert main(words) == 2
+        said = capsys.readouterr().err.strip().splitlines()
+        assert len(said) == 1 and says in said[0]
+    assert list(tmp_path.iterdir()) == []
