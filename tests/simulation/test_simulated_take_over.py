@@ -56,6 +56,8 @@ class Led(World):
         self.state = replay([decode_line(line) for line in self.lines], left.spec).state
         assert not _moved(self.state, left)
         waiting, self.waiting = self.waiting or [], None
+        steps = self.plan.script.steps  # what is heard now may be news of a job that has made its last step meanwhile
+        self.injector.late = self.injector.late or any(t.machine.version >= steps for t in self.trainees.values())
         self.feed(Event("", "", TakeOver(left.epoch + 1)))
         for event in waiting:
             self.feed(event)

@@ -1,9 +1,11 @@
 """The whole control plane in seeded worlds with faults at any moment.
 
 Every seed checks, with sight of everything at once: G-1 (a step counts for all or for none), G-2 (every member's state
-is that of an uninterrupted run at every boundary), G-8 (a fenced member takes part in nothing), G-10 (generations only
-grow) and G-11 (losses during a swap end in the same state); that no job hangs, that a job that ends badly has a cause,
-and that every loss becomes one incident with its phases in order.
+is that of an uninterrupted run at every boundary, a joiner's that of its leaver), G-7 (a move changes no stayer), G-8
+(a fenced member takes part in nothing), G-10 (generations only grow), G-11 (losses during a swap or a move end in the
+same state) and G-22 (a move is made by all or by none); that every rank has one holder, that no job and no move hangs,
+that a job that ends badly has a cause, and that every loss becomes one incident with its phases in order. Half of the
+jobs have planned moves, with blows at every stage of them.
 """
 
 from __future__ import annotations
@@ -11,9 +13,11 @@ from __future__ import annotations
 import pytest
 
 from keepstep.simulation.engine import Channel, Engine
+from keepstep.simulation.simulated_move import Habits
+from keepstep.simulation.trainee import Script
 from keepstep.simulation.truth import Layout, Truth, Violation
 from keepstep.simulation.verdict import judge, simulate, transcript
-from keepstep.simulation.world import World, draw_plan
+from keepstep.simulation.world import Plan, Wish, World, draw_plan
 
 QUICK, BLOCK, MANY = 800, 100, 20_000
 
@@ -23,6 +27,8 @@ def test_seeds(first):
     verdicts = [simulate(seed) for seed in range(first, first + BLOCK)]
     assert sum(verdict.incidents for verdict in verdicts) > 50, "the faults do not strike"
     assert sum(verdict.code == 0 for verdict in verdicts) > 70
+    assert sum(verdict.moved for verdict in verdicts) > 5, "no move is made"
+    assert sum(verdict.unmoved for verdict in verdicts) > 5, "no move fails"
 
 
 @pytest.mark.long
@@ -39,6 +45,24 @@ def test_equal_seeds_give_equal_runs():
 
     assert played(15) == played(15)
     assert played(15) != played(16)
+
+
+def test_an_undisturbed_move_is_made_and_nobody_else_is_changed():
+    """G-7, G-22, and the state of G-2 at every boundary, for several ranks at once."""
+    habits = Habits(linked=0.5)
+    plan = Plan(
+        seed=7,
+        layout=Layout(4, 2),
+        nodes=(("n0", 2, 2), ("n1", 2, 0)),
+        script=Script(60, habits=habits),
+        max_restarts=0,
+        blows=(),
+        moves=(Wish(0.5, (2, 3), ""), Wish(0.6, (2,), "n1")),
+    )
+    world = World(plan)
+    judge(world, ended=world.run())
+    assert [(record.outcome, record.ranks) for record in world.moves] == [("made", (2, 3)), ("made", (2,))]
+    assert world.incidents == [] and {t.life.name for t in world.trainees.values() if t.finished} >= {"m0", "m1"}
 
 
 def test_an_undisturbed_job_is_left_alone():

@@ -121,7 +121,7 @@ def _apart(world: World) -> set[str]:
 
 
 def _check_moves(world: World) -> None:
-    """An undisturbed move is made, unless somebody refused; and what was asked for has an end."""
+    """An undisturbed move is made, unless somebody refused, and changes nobody else; what was asked for has an end."""
     if world.state.move is not None:
         raise Violation(f"a move has no end: {world.state.move}")
     plan = world.plan
@@ -133,6 +133,10 @@ def _check_moves(world: World) -> None:
         refused = record.refused or "cannot prepare" in record.why
         if record.outcome != "made" and not (disturbed or late or refused):
             raise Violation(f"move {record.number} is {record.outcome} for no reason: {record.why}")
+    moved = {rank for record in world.moves for rank in record.ranks}
+    others = {t.life.name for t in world.trainees.values() if t.finished and t.rank not in moved}
+    if not disturbed and not others <= {f"m{rank}" for rank in range(plan.layout.world)}:
+        raise Violation(f"a move changed processes that do not take part: {others}")
 
 
 def _check_swapped(world: World) -> None:
