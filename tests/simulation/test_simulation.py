@@ -37,6 +37,11 @@ def test_many_seeds(first):
     assert all(simulate(seed).seconds < 600 for seed in range(first, first + 800))
 
 
+def test_a_vote_that_one_did_not_see_pass():
+    """The leaver dies when it has handed over and one stayer does not know it yet: that one's word counts (22736)."""
+    assert simulate(22736).code == 0
+
+
 def test_equal_seeds_give_equal_runs():
     def played(seed):
         world = World(draw_plan(seed))

@@ -241,7 +241,9 @@ def on_peer_lost(turn: Turn, event: Event) -> None:
     change = turn.state.change
     stopping = change is not None and not change.going and not change.initial
     move = turn.state.move
-    running = {turn.state.generation} | ({move.generation} if move is not None and move.committing else set())
+    running = {turn.state.generation} | (
+        {move.before, move.generation} if move is not None and move.committing else set()
+    )
     if speaker(turn, event) is None or stopping or fact.generation not in running:
         return
     if fact.rank not in turn.state.suspected:

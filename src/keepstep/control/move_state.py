@@ -31,10 +31,11 @@ class Heir(msgspec.Struct, frozen=True):
 class Move(msgspec.Struct, frozen=True):
     """A move from the request to the joiners' first step. All sets hold names of processes.
 
-    `generation` is what everybody installs at its commit. `asked` were told to prepare, `prepared` have, `peers` are
-    the ranks that leavers have links with; `refused` leavers saw the present vote fail, which was tried `tries` times;
-    `committed` leavers saw it pass, `taken` joiners hold the state, `stepped` ones made a step. `marks` says when what
-    was reached first (wall clock), `pauses` what each joiner counted, `moved` when the last answer came.
+    `generation` is what everybody installs at its commit, `before` the one that all are in until then. `asked` were
+    told to prepare, `prepared` have, `peers` are the ranks that leavers have links with; `refused` leavers saw the
+    present vote fail, which was tried `tries` times; `committed` leavers saw it pass, `taken` joiners hold the state,
+    `stepped` ones made a step. `marks` says when what was reached first (wall clock), `pauses` what each joiner
+    counted, `moved` when the last answer came.
     """
 
     number: int
@@ -42,6 +43,7 @@ class Move(msgspec.Struct, frozen=True):
     heirs: tuple[Heir, ...]
     begun: float
     moved: float
+    before: int = 0
     phase: MovePhase = MovePhase.FINDING
     asked: frozenset[str] = frozenset()
     prepared: frozenset[str] = frozenset()

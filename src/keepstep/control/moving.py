@@ -57,7 +57,7 @@ def on_move_request(turn: Turn, event: Event) -> None:
         return
     number, generation = turn.state.moves + 1, turn.state.newest_generation + 1
     turn.let(moves=number, promised=generation, broken_standbys=0)
-    turn.let(move=Move(number, generation, heirs, begun=turn.now, moved=turn.now))
+    turn.let(move=Move(number, generation, heirs, begun=turn.now, moved=turn.now, before=turn.state.generation))
     turn.because(plan_words(number, heirs))
 
 
