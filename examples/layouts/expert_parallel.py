@@ -23,7 +23,8 @@ class Exchange(torch.autograd.Function):
     """Rows to other ranks and, backwards, their gradients home again."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, *route: Any) -> Tensor:
+        sent, received, group = route
         ctx.sizes, ctx.group = (sent, received), group
         got = rows.new_empty(sum(received), rows.shape[1])
         dist.all_to_all_single(got, rows.contiguous(), received, sent, group=group)

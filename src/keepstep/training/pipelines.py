@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
+
+import torch.distributed as dist
 
 from keepstep.errors import StateError
 from keepstep.training.fabric import Fabric, Mode
@@ -80,21 +82,21 @@ class Pipelines:
             self._schedules.add(schedule)
             self._stages.update(stages)
             if self._fabric.mode is Mode.LOCAL and all(hasattr(stage, "_user_meta") for stage in stages):
-                return self._prepare_alone(partial(original, schedule), schedule, stages, rest, options)
+                return self._prepare_alone(
+                    partial(original, schedule, stages, *rest, **options), schedule, stages=stages
+                )
             return original(schedule, stages, *rest, **options)
 
         kind._initialize_pp_stages = prepare
 
-    def _prepare_alone(
-        self, original: _Prepare, schedule: Any, stages: list[Any], rest: Sequence[Any], options: dict[str, Any]
-    ) -> tuple[bool, bool]:
+    def _prepare_alone(self, original: _Prepare, schedule: Any, *, stages: list[Any]) -> tuple[bool, bool]:
         """As torch does it, with the vote and the messages of the stages answered here."""
         schedule._warmup_p2p = _vote_alone
         for stage in stages:
             stage._send_meta = lambda *_: None
             stage._recv_meta = partial(self._received, stage)
         try:
-            return original(stages, *rest, **options)
+            return original()
         finally:
             for one, name in (
                 (schedule, "_warmup_p2p"),
@@ -107,7 +109,7 @@ class Pipelines:
         from torch.distributed.pipelining._utils import _StageBackwardMeta, _StageForwardMeta
 
         rank = stage._resolve_peer_global_rank(source)
-        shapes = ask_shapes(self._fabric, rank, StageAsked(stage.group.group_name, stage.num_stages, source))
+        shapes = ask_shapes(self._fabric, rank, asked=_name(stage, source))
         if source < stage.stage_index:
             return _StageForwardMeta(tensors_of(shapes.outputs))
         return _StageBackwardMeta(tensors_of(shapes.input_grads))
@@ -115,7 +117,7 @@ class Pipelines:
     def _shapes(self, asked: StageAsked) -> StageShapes:
         """In the thread of a connection: what is known of one of the own stages."""
         for stage in list(self._stages):
-            if asked == StageAsked(stage.group.group_name, stage.num_stages, stage.stage_index):
+            if asked == _name(stage, stage.stage_index):
                 meta = stage._stage_meta
                 try:
                     return StageShapes(shapes_of(meta.outputs), shapes_of(meta.input_grads))
@@ -124,11 +126,17 @@ class Pipelines:
         return StageShapes()
 
 
+def _name(stage: Any, number: int) -> StageAsked:
+    """How members call stage `number` of the pipeline that `stage` belongs to; without a group it is over the world."""
+    group = dist.group.WORLD if stage.group is None else stage.group
+    return StageAsked(group.group_name, stage.num_stages, number)
+
+
 def _flags(schedule: Any) -> dict[str, bool]:
     return {name: vars(schedule)[name] for name in _FLAGS if name in vars(schedule)}
 
 
-def _vote_alone(stages: list[Any], has_backward: bool, p2p_done: bool) -> None:
+def _vote_alone(stages: list[Any], has_backward: bool, *_: bool) -> None:
     """The own part of the vote: shapes are asked for if any of the own stages lacks its own."""
     from torch.distributed.pipelining._utils import InferenceMode
 

@@ -15,7 +15,7 @@ import msgspec
 import torch
 from msgspec import Meta
 
-from keepstep.errors import StateError, TornRecord
+from keepstep.errors import PeerLost, StateError, TornRecord
 from keepstep.training.fabric import Fabric
 from keepstep.training.statewire import receive_exactly, set_timeout
 
@@ -95,11 +95,11 @@ def tell_shapes(sock: socket.socket, find: Callable[[StageAsked], StageShapes]) 
             set_timeout(sock, _TIMEOUT_S)
             asked = msgspec.json.decode(_receive(sock), type=StageAsked)
             _send(sock, find(asked))
-        except (msgspec.MsgspecError, TornRecord, OSError):
+        except (msgspec.MsgspecError, TornRecord, PeerLost, OSError):
             return
 
 
-def ask_shapes(fabric: Fabric, rank: int, asked: StageAsked) -> StageShapes:
+def ask_shapes(fabric: Fabric, rank: int, *, asked: StageAsked) -> StageShapes:
     """What the member with the global `rank` knows of a stage that it holds.
 
     Raises StateError for an answer that is none, PeerLost or OSError where nobody answers.

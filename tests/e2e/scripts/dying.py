@@ -8,6 +8,7 @@ which every rank leaves the hash of its final weights. `--control` is explained 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import runpy
 import signal
@@ -59,7 +60,8 @@ class Deaths:
             self.step = -1
 
 
-def watch(deaths: Deaths, weights: str) -> None:
+@contextlib.contextmanager
+def watched(deaths: Deaths, weights: str):
     submit, steps, leave = KeepstepGroup._submit, Job.steps, Job.__exit__
 
     def counted(group, *args, **kwargs):
@@ -74,6 +76,10 @@ def watch(deaths: Deaths, weights: str) -> None:
     KeepstepGroup._submit = counted
     Job.steps = lambda job, total: deaths.steps(steps, job, total)
     Job.__exit__ = left
+    try:
+        yield
+    finally:
+        KeepstepGroup._submit, Job.steps, Job.__exit__ = submit, steps, leave
 
 
 def main() -> None:
@@ -89,10 +95,10 @@ def main() -> None:
     torch.set_num_threads(1)
     if args.control:
         stop_at_phases(Path(args.control))
-    watch(Deaths(args.die, args.marker, args.pace_file), args.weights)
     sys.argv = [args.script, *args.arguments]
     sys.path.insert(0, str(Path(args.script).parent))
-    runpy.run_path(args.script, run_name="__main__")
+    with watched(Deaths(args.die, args.marker, args.pace_file), args.weights):
+        runpy.run_path(args.script, run_name="__main__")
 
 
 if __name__ == "__main__":
