@@ -57,6 +57,7 @@ bench: setup
 	$(BIN)/python bench/transport.py
 	$(BIN)/python bench/recovery.py --rounds $(ROUNDS)
 	$(BIN)/python bench/planned_move.py
+	$(BIN)/python bench/swap_scale.py
 	$(BIN)/python bench/recording.py
 	$(BIN)/python bench/fleet_scale.py
 	$(BIN)/python bench/planner_scale.py

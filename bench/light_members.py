@@ -12,6 +12,7 @@ import resource
 import socket
 import stat
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -233,6 +234,7 @@ def host(number: int, hosts: int, *, world: int, pipe: Connection) -> None:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     threading.stack_size(256 * 1024)
+    sys.setswitchinterval(0.05)  # many threads that wait for one interpreter lock wake each other less
     one = Host(number, hosts, world)
     pipe.send((one.addresses(), Cost(0.0, 0.0)))
     while (order := pipe.recv()) is not None:

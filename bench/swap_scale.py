@@ -1,6 +1,6 @@
 """What it takes to replace 1 and 4 members of 32 to 1,024, against making all connections anew, and against Gloo.
 
-Members have no torch; many share a process, each with sockets and threads of its own, all over TCP on this machine. A
+Members have no torch; 32 share a process, each with sockets and threads of its own, all over TCP on this machine. A
 normal step is an all_reduce of 4 KiB over all members and the agreement. A swap is a planned move: links to the joiners
 are prepared beside the steps. Its pause is the time from the agreement of the last member to the new generation of the
 last member, and what the first step with the joiners takes more than a normal one. A full re-initialisation (`install`
@@ -30,7 +30,7 @@ from keepstep.training.turning import Move
 SIZES, QUICK_SIZES = (32, 64, 128, 256, 512, 1024), (32, 64)
 MOVED = (1, 4)
 GLOO_SIZES, QUICK_GLOO_SIZES = (8, 16, 32, 64), (8,)
-HOSTS, STEPS = 4, 5
+MEMBERS_A_HOST, STEPS = 32, 5
 MOST_GROWTH, LEAST_SPEED, MOST_SOCKETS = 2.0, 20.0, 64
 ANSWER_S, GLOO_S = 300.0, 60.0
 
@@ -83,10 +83,11 @@ class World:
         self.generation = 1
 
     def __enter__(self) -> World:
-        for number in range(HOSTS):
+        hosts = max(1, self.size // MEMBERS_A_HOST)
+        for number in range(hosts):
             ours, theirs = self._context.Pipe()
             arguments = {"world": self.size, "pipe": theirs}
-            process = self._context.Process(target=host, args=(number, HOSTS), kwargs=arguments, daemon=True)
+            process = self._context.Process(target=host, args=(number, hosts), kwargs=arguments, daemon=True)
             process.start()
             theirs.close()
             self._processes.append(process)

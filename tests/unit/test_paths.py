@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import array
+import select
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +16,7 @@ from keepstep.records.messages import Address
 from keepstep.training.directory import RosterDirectory
 from keepstep.training.doors import Doors
 from keepstep.training.fabric import Fabric, Place
-from keepstep.training.paths import PathPlan, Paths
+from keepstep.training.paths import PathPlan, Paths, ends
 from keepstep.training.plane import Call, Element, Lane, Op, Reduction, Status
 from keepstep.training.spares import Arrived, LinkKey
 
@@ -241,3 +243,16 @@ def test_ports_come_round_again_however_often_plans_change(ring: Ring) -> None:
             if plan is plans:
                 assert all(ring.ends()[rank, (rank + 1) % 4][0] in ports[rank] for rank in RANKS)
             assert ring.reduce() == [10.0] * 4
+
+
+def test_a_connection_whose_other_side_is_gone_has_no_ends() -> None:
+    """A link that dies while it is being attached is for the plane to report, not for the thread that dialled it."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        sock = socket.create_connection(listener.getsockname())
+        other, _ = listener.accept()
+        with sock:
+            assert ends(sock)[1] == listener.getsockname()[1]
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            other.close()
+            select.select([sock], [], [], 20)
+            assert ends(sock) == (0, 0)

@@ -26,10 +26,13 @@ class PathPlan(NamedTuple):
 
 
 def ends(sock: socket.socket) -> tuple[int, int]:
-    """Local and remote TCP port of a connection; (0, 0) for any other kind."""
+    """Local and remote TCP port of a connection; (0, 0) for any other kind, and for one whose other side is gone."""
     if sock.family == socket.AF_UNIX:
         return 0, 0
-    return int(sock.getsockname()[1]), int(sock.getpeername()[1])
+    try:
+        return int(sock.getsockname()[1]), int(sock.getpeername()[1])
+    except OSError:
+        return 0, 0
 
 
 class Paths:
