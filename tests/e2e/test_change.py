@@ -124,6 +124,7 @@ def test_sharded_state_comes_from_the_newest_valid_checkpoint(tmp_path: Path, ha
     job = RunningJob(
         tmp_path / "run",
         "--fsdp",
+        "--no-mirror",
         "--checkpoint",
         str(checkpoints),
         "--hold",

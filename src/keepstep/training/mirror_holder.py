@@ -41,7 +41,7 @@ class MirrorHolder:
             fabric.serve(kind, handler)
 
     def private_of(self, rank: int) -> dict[int, bytes]:
-        """The newest two versions of what only `rank` knows."""
+        """The newest three versions of what only `rank` knows: it may be a step ahead of others, and tells of the next."""
         with self._lock:
             return dict(self._private.get(rank, {}))
 
@@ -108,7 +108,7 @@ class MirrorHolder:
                 return
             known = self._private.setdefault(rank, {})
             known[version] = data
-            for old in sorted(known)[:-2]:
+            for old in sorted(known)[:-3]:
                 del known[old]
 
     def _give(self, sock: socket.socket) -> None:

@@ -115,6 +115,8 @@ def main() -> None:
     parser.add_argument("--out", default="")
     parser.add_argument("--fsdp", action="store_true")
     parser.add_argument("--checkpoint", default="")
+    parser.add_argument("--no-mirror", action="store_true")
+    parser.add_argument("--local", default="", help="local disk for checkpoints after every step")
     parser.add_argument("--raise-at", default="")
     parser.add_argument("--die-at", default="")
     parser.add_argument("--flip", default="", help="RANK:STEP: flip one bit of a weight after that step")
@@ -133,7 +135,9 @@ def main() -> None:
             seed(value + 100)
         job.track(model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler)
         if args.checkpoint:
-            job.checkpoint(args.checkpoint, every=4)
+            job.checkpoint(args.checkpoint, every=4, local=args.local or None, local_every=1 if args.local else 0)
+        if args.no_mirror:
+            job.mirror(False)
         data = Noisy()
         batches = job.data(DataLoader(data, batch_size=4, sampler=DistributedSampler(data, seed=3), drop_last=True))
         optimizer.register_step_pre_hook(lambda *_: holds.at("agreed"))
