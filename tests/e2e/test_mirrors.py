@@ -1,6 +1,6 @@
 """State without a live replica comes from where it was kept: a mirror, local disk, shared storage, in this order.
 
-Shows G-22 (a mirror costs at most the step that was under way) and G-14 (a corrupt checkpoint is skipped for an older
+Shows G-25 (a mirror costs at most the step that was under way) and G-14 (a corrupt checkpoint is skipped for an older
 one) on real processes; the final weights are those of an undisturbed run (G-2).
 """
 
@@ -38,7 +38,7 @@ def repaired(job: RunningJob, even: str) -> dict:
     ],
 )
 def test_a_lost_shard_comes_from_its_mirror(tmp_path: Path, even: str, point: str) -> None:
-    """G-22: no checkpoint is there. A loss after the agreement costs one step, one before it at most one."""
+    """G-25: no checkpoint is there. A loss after the agreement costs one step, one before it at most one."""
     incident = repaired(run_and_kill(tmp_path / "run", [f"2:7:{point}"], "--fsdp"), even)
     assert incident["source"] == "mirror" and "mirror in the memory of rank 3" in incident["note"]
     assert incident["steps_recomputed"] <= 1
@@ -83,7 +83,7 @@ def test_a_corrupt_checkpoint_on_disk_gives_way_to_an_older_one(tmp_path: Path, 
 
 @pytest.mark.long
 def test_a_whole_node_is_lost_with_all_its_shards_and_what_only_its_ranks_knew(tmp_path: Path) -> None:
-    """G-22: mirrors are on the other node, random numbers and data positions, too."""
+    """G-25: mirrors are on the other node, random numbers and data positions, too."""
     script = ("--fsdp", "--steps", 60, "--pace", 0.1)
     job = run_to_end(tmp_path / "even", *map(str, script), standby=0)
     out = tmp_path / "out"

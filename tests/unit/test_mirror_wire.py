@@ -56,7 +56,7 @@ def test_two_versions_arrive_whole_and_go_back() -> None:
     holder = Holder(theirs)
     gaps = []
     for version in (7, 8):
-        digest = send_state(ours, offer(manifest, version), block, gap=lambda: gaps.append(1))
+        digest = send_state(ours, offer(manifest, version), block=block, gap=lambda: gaps.append(1))
     ours.close()
     holder.thread.join()
     assert holder.error is None and holder.shelf.versions(3) == (7, 8) and len(gaps) >= 10
@@ -72,7 +72,7 @@ def test_a_holder_that_refuses_stops_nothing() -> None:
     ours, theirs = socket.socketpair()
     holder = Holder(theirs, refuses=True)
     with pytest.raises(PeerLost, match="does not take it"):
-        send_state(ours, offer(manifest), block, gap=lambda: None)
+        send_state(ours, offer(manifest), block=block, gap=lambda: None)
     ours.close()
     holder.thread.join()
     assert holder.shelf.versions(3) == ()
@@ -97,7 +97,7 @@ def test_a_copy_that_changes_on_the_way_is_not_kept() -> None:
             return getattr(ours, name)
 
     with pytest.raises((PeerLost, OSError)):
-        send_state(Sock(), offer(manifest), Bad(), gap=lambda: None)  # type: ignore[arg-type]
+        send_state(Sock(), offer(manifest), block=Bad(), gap=lambda: None)  # type: ignore[arg-type]
     holder.thread.join()
     ours.close()
     assert isinstance(holder.error, TornRecord) and holder.shelf.versions(3) == ()
@@ -107,13 +107,13 @@ def test_a_sender_that_dies_leaves_the_version_before() -> None:
     manifest, block = state((300, 300))
     ours, theirs = socket.socketpair()
     holder = Holder(theirs)
-    send_state(ours, offer(manifest), block, gap=lambda: None)
+    send_state(ours, offer(manifest), block=block, gap=lambda: None)
 
     def die() -> None:
         ours.shutdown(socket.SHUT_RDWR)
 
     with pytest.raises((PeerLost, OSError)):
-        send_state(ours, offer(manifest, 8), block, gap=die)
+        send_state(ours, offer(manifest, 8), block=block, gap=die)
     holder.thread.join()
     ours.close()
     assert isinstance(holder.error, PeerLost) and holder.shelf.versions(3) == (7,)
@@ -145,9 +145,9 @@ def test_a_joiner_hears_at_once_that_a_copy_is_not_there() -> None:
             thread.start()
             if kept is None:
                 with pytest.raises(PeerLost, match="not there"):
-                    ask_copy(ours, 3, 7)
+                    ask_copy(ours, 3, version=7)
             else:
-                assert ask_copy(ours, 3, 7) == b"own"
+                assert ask_copy(ours, 3, version=7) == b"own"
             thread.join()
 
 

@@ -180,7 +180,7 @@ class CheckpointWriter:
         if part.copy is not None and part.described is not None:
             manifest = part.copy.manifest
             buffers = part.copy.views()
-            contents, sink = write_data(place / data_name(rank), manifest, buffers, described=part.described)
+            contents, sink = write_data(place / data_name(rank), manifest, buffers=buffers, described=part.described)
             header = Header(part.private, manifest.encode(), contents)
             data_nbytes, data_sha256 = sink.nbytes, sink.sha256
         nbytes, digest = write_header(place / file_name(rank), header)

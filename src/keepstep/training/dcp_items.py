@@ -58,12 +58,12 @@ class _Records:
     def __init__(self) -> None:
         self.records: list[tuple[str, Any]] = []
 
-    def write_record(self, name: str, data: Any, size: int) -> None:
-        """One file of the archive."""
-        self.records.append((name, data))
+    def write_record(self, name: str, *record: Any) -> None:
+        """One file of the archive: its name, its data and their size."""
+        self.records.append((name, record[0]))
 
 
-def write_tensor(sink: Sink, tensor: torch.Tensor, data: memoryview) -> ItemPlace:
+def write_tensor(sink: Sink, tensor: torch.Tensor, *, data: memoryview) -> ItemPlace:
     """Append `tensor`, whose bytes are `data` (contiguous, in host memory). Raises OSError."""
     offset, start = sink.nbytes, -1
     records = _Records()

@@ -98,11 +98,11 @@ class MirrorHolder:
                         return
                     data = bytes(receive_exactly(sock, length))
                     if generation == self._fabric.generation:
-                        self._remember(rank, version, data)
+                        self._remember(rank, version, data=data)
             except (OSError, PeerLost):
                 return
 
-    def _remember(self, rank: int, version: int, data: bytes) -> None:
+    def _remember(self, rank: int, version: int, *, data: bytes) -> None:
         with self._lock:
             if rank not in self._private and len(self._private) >= _MAX_RANKS:
                 return

@@ -87,7 +87,7 @@ class MirrorSender:
         """One attempt."""
         offer = Offer(kept.rank, kept.version, kept.generation, kept.manifest.encode(), kept.private)
         try:
-            send_state(self._connected(), offer, kept.block, gap=self._gap)
+            send_state(self._connected(), offer, block=kept.block, gap=self._gap)
         except (OSError, PeerLost, TornRecord, TransportError, MembershipError) as error:
             _log.debug("mirror of version %d: %s", kept.version, error)
             self._hang_up()
@@ -138,7 +138,7 @@ class PrivateSender:
             return
         if to != self._to:
             self._to = to
-            threading.Thread(target=self._dial, args=(to, version, data), name="keepstep-dial", daemon=True).start()
+            threading.Thread(target=self._dial, args=(to, version), kwargs={"data": data}, daemon=True).start()
             return
         with self._lock:
             self._send(version, data)
@@ -158,7 +158,7 @@ class PrivateSender:
         except OSError:
             self._drop()
 
-    def _dial(self, to: tuple[int, int], version: int, data: bytes) -> None:
+    def _dial(self, to: tuple[int, int], version: int, *, data: bytes) -> None:
         try:
             address = self._fabric.directory.resolve(to[0], _DIAL_TIMEOUT_S)
             if address.node == self._fabric.address.node:

@@ -63,7 +63,7 @@ def _digests(view: memoryview, run: list[Chunk]) -> bytes:
     return b"".join(found)
 
 
-def send_state(sock: socket.socket, offer: Offer, block: Block, *, gap: Callable[[], None]) -> str:
+def send_state(sock: socket.socket, offer: Offer, *, block: Block, gap: Callable[[], None]) -> str:
     """Send one copy and return its digest, which the receiver has confirmed; `gap` is called before every unit.
 
     Raises PeerLost where the receiver does not want it or got something else, OSError.
@@ -135,7 +135,7 @@ def _receive_units(sock: socket.socket, manifest: Manifest, *, block: Block) -> 
 # ---------------------------------------------------------------- back
 
 
-def ask_copy(sock: socket.socket, rank: int, version: int) -> bytes:
+def ask_copy(sock: socket.socket, rank: int, *, version: int) -> bytes:
     """Ask for the copy of `rank`; gives its private part. Raises PeerLost where there is none (any more), OSError."""
     sock.sendall(_ASKED.pack(_MAGIC, rank, version))
     (length,) = _LENGTH.unpack(receive_exactly(sock, _LENGTH.size))

@@ -163,7 +163,7 @@ class MemberMirrors:
             address = order.roster[order.holder]
             generation = order.generation
             with self._fabric.dial(address, "copy", timeout_s=_DIAL_TIMEOUT_S, generation=generation) as sock:
-                own = ask_copy(sock, self._fabric.rank, order.version)
+                own = ask_copy(sock, self._fabric.rank, version=order.version)
                 got = fetch({order.holder: sock}, order.digest, state=tracked)
         except (KeepstepError, OSError) as error:
             lost = error.lost if isinstance(error, SourcesLost) else (order.holder,)

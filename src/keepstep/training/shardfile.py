@@ -105,7 +105,7 @@ def write_header(path: Path, header: Header) -> tuple[int, str]:
 
 
 def write_data(
-    path: Path, manifest: Manifest, buffers: Sequence[memoryview], *, described: Described
+    path: Path, manifest: Manifest, *, buffers: Sequence[memoryview], described: Described
 ) -> tuple[Contents, Sink]:
     """Write the state as DCP keeps it, sync and rename into place. Raises OSError and leaves no temporary file."""
     places: list[ItemPlace] = []
@@ -114,7 +114,7 @@ def write_data(
     with _placing(path) as file:
         sink = Sink(file)
         for entry, buffer in zip(manifest.entries, buffers, strict=True):
-            places.append(write_tensor(sink, _tensor_of(entry, buffer), buffer))
+            places.append(write_tensor(sink, _tensor_of(entry, buffer), data=buffer))
         for value, content in described.values:
             values.append(value)
             value_places.append(write_value(sink, content))
