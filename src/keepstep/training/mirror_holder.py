@@ -41,7 +41,7 @@ class MirrorHolder:
             fabric.serve(kind, handler)
 
     def private_of(self, rank: int) -> dict[int, bytes]:
-        """The newest three versions of what only `rank` knows: it may be a step ahead of others, and tells of the next."""
+        """The newest three versions of what only `rank` knows, which may be a step ahead of the others."""
         with self._lock:
             return dict(self._private.get(rank, {}))
 
