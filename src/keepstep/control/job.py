@@ -26,7 +26,7 @@ from keepstep.control.exclusion import deal_ranks
 from keepstep.control.job_state import Decision, Event, JobSpec, JobState, StopRequest, TakeOver, Tick
 from keepstep.control.losses import on_exited, on_hung, on_peer_lost, on_slow, on_start_failed, on_stopped, on_tick
 from keepstep.control.mirrors import on_mirrors
-from keepstep.control.moving import (
+from keepstep.control.move_course import (
     advance_move,
     on_ask_address,
     on_move_committed,
