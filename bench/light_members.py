@@ -230,14 +230,14 @@ def _await_watch(fabric: Fabric) -> None:
 
 
 def host(number: int, hosts: int, *, world: int, pipe: Connection) -> None:
-    """The process: obeys orders `(method, arguments)` until None; answers `(result, Cost)` or a text of an error."""
+    """The process: obeys orders `(method, arguments)` until the driver ends; answers `(result, Cost)`, or why not."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     threading.stack_size(256 * 1024)
     sys.setswitchinterval(0.05)  # many threads that wait for one interpreter lock wake each other less
     one = Host(number, hosts, world)
     pipe.send((one.addresses(), Cost(0.0, 0.0)))
-    while (order := pipe.recv()) is not None:
+    while (order := _next_order(pipe)) is not None:
         method, arguments = order
         before, begin = _cpu_s(), time.perf_counter()
         answer: Any
@@ -248,6 +248,13 @@ def host(number: int, hosts: int, *, world: int, pipe: Connection) -> None:
             answer = f"{method}: {type(error).__name__}: {error}"
         pipe.send(answer)
     os._exit(0)  # a thousand good-byes would measure nothing
+
+
+def _next_order(pipe: Connection) -> Any:
+    try:
+        return pipe.recv()
+    except (EOFError, ConnectionResetError):
+        return None
 
 
 def _cpu_s() -> float:

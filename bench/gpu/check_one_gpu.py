@@ -43,9 +43,10 @@ def cases(rank: int, dtype: Any, device: Any) -> Iterator[tuple[str, Any]]:
         tensor = own.clone()
         dist.all_reduce(tensor, getattr(dist.ReduceOp, name))
         yield f"all_reduce {name}", tensor
-    large = own.repeat(20_000)
-    dist.all_reduce(large)
-    yield "all_reduce in pieces", large
+    if dtype == torch.float32:
+        large = own.repeat(5_000)
+        dist.all_reduce(large)
+        yield "all_reduce in pieces", large
     sent = own.clone()
     dist.broadcast(sent, 1)
     yield "broadcast", sent
