@@ -144,7 +144,7 @@ class Follower:
         if [len(view) for view in views] != [entry.nbytes for entry in manifest.entries]:
             raise TornRecord("the state of the leaver does not fit this member")
         receive_into(self._sock, list(views))
-        wrong = wrong_chunk(manifest, head.digests, views)
+        wrong = wrong_chunk(manifest, head.digests, views=views)
         if wrong:
             raise TornRecord(f"other bytes than announced for {wrong}")
         return SnapshotHere(head.version, nbytes, head.behind)

@@ -20,6 +20,7 @@ from keepstep.training.updates import room
 
 __all__ = [
     "PIECE_BYTES",
+    "Description",
     "FinalDigest",
     "Follow",
     "HandedOver",
@@ -93,6 +94,7 @@ class FinalDigest(msgspec.Struct, frozen=True, tag=True):
 
 
 Description = Follow | NothingToFollow | SnapshotHead | UpdateHead | HandedOver | FinalDigest
+"""What a frame says."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -144,7 +146,7 @@ def _announced(description: Description, most: int) -> int:
     return 0
 
 
-def wrong_chunk(manifest: Manifest, digests: bytes, views: Sequence[memoryview]) -> str:
+def wrong_chunk(manifest: Manifest, digests: bytes, *, views: Sequence[memoryview]) -> str:
     """The name of the first entry whose bytes are not those of `digests`; empty if all are right."""
     one = xxhash.xxh3_64_digest
     for number, chunk in enumerate(manifest.chunks()):
