@@ -35,11 +35,11 @@ from keepstep.control.move_course import (
     on_move_request,
     on_move_taken,
 )
+from keepstep.control.new_leader import on_take_over
 from keepstep.control.node_losses import late_node, on_domains, on_node_lost
 from keepstep.control.outcome import end_job
 from keepstep.control.roster import NodeSpec, Status
 from keepstep.control.starting import assigned_slots, start_attempt
-from keepstep.control.taking_over import on_take_over
 from keepstep.control.turn import Turn
 from keepstep.control.warming import on_recording_kept, on_role_seen, on_warmed_up, order_warm_up
 from keepstep.records.domain_messages import NodeDomains, NodeLost
