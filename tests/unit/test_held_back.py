@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import sys
+import tempfile
 import warnings
 from pathlib import Path
 
@@ -50,6 +51,13 @@ def test_nothing_is_removed(tmp_path: Path) -> None:
         shutil.rmtree(tmp_path / "folder", ignore_errors=True)
         os.truncate(tmp_path / "folder" / "x", 0)
     assert files(tmp_path) == {"folder/x": "x"}
+
+
+def test_what_a_compiler_puts_down_for_a_moment_is_removed() -> None:
+    """A failure that a real rehearsal with inductor had: its temporary folders could not be emptied."""
+    with HeldBack(), tempfile.TemporaryDirectory() as name:
+        Path(name, "x").write_text("x")
+    assert not Path(name).exists()
 
 
 def test_the_process_is_as_it_was(tmp_path: Path) -> None:

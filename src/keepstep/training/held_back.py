@@ -163,13 +163,15 @@ class HeldBack:
 
     def _removed(self, original: Callable[..., None]) -> Callable[..., None]:
         def removed(path: Any, *rest: Any, **words: Any) -> None:
-            held = self._held(path)
+            folder = words.get("dir_fd")
+            full = path if folder is None else os.path.join(os.readlink(f"/proc/self/fd/{folder}"), os.fsdecode(path))
+            held = self._held(full)
             if not held:
                 original(path, *rest, **words)
             elif self._exists(held):
-                original(held, *rest, **words)
-            elif words.get("dir_fd") is None:
-                self._stat(path)  # what is not there cannot be removed; what is there stays
+                original(held)
+            else:
+                self._stat(full)  # what is not there cannot be removed; what is there stays
 
         return removed
 

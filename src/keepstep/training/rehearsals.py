@@ -124,7 +124,7 @@ class Rehearsals:
         if sandbox.finished:
             self._names.append(sandbox.kind.name)
         elif isinstance(error, Exception):
-            text = f"{type(error).__name__}: {error}"[:_ERROR_CHARACTERS]
+            text = f"{type(error).__name__}: {error}".split("\n", 1)[0][:_ERROR_CHARACTERS]
             self._problems.append(f"the rehearsal of rank {sandbox.kind.rank} failed: {text}")
         elif not self._link.pending() and not isinstance(error, SandboxOver):
             self._problems.append(f"the script ended in the rehearsal of rank {sandbox.kind.rank}")
