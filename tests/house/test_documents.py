@@ -105,7 +105,7 @@ def own_words(words: list[str]) -> list[str]:
 def check_keepstep_line(words: list[str]) -> None:
     """The command exists and has every option that the line uses."""
     mine = own_words(words)
-    depth = 2 if mine[:1] in (["drill"], ["traffic"], ["fleet"]) else 1
+    depth = 2 if mine[:1] in (["drill"], ["traffic"], ["fleet"], ["plan"]) else 1
     command = " ".join(word for word in mine[:depth] if not word.startswith("-"))
     text = help_of(command)
     for option in (word.split("=")[0] for word in mine if word.startswith("--")):
