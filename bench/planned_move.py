@@ -34,7 +34,7 @@ PARTS = ("vote_s", "last_update_s", "check_s", "copy_s", "own_state_s", "install
 
 
 class Cost(NamedTuple):
-    """One move. Seconds, but for `kept` (share), `copied` (bytes in the pause) and `followed` (bytes beside training)."""
+    """One move. Seconds, but for `kept` (share); `copied` (in the pause) and `followed` (beside training) are bytes."""
 
     step_s: float
     lost_s: float
