@@ -11,7 +11,7 @@ from keepstep.errors import UsageError
 from keepstep.fleet.canary_verdict import bad_loss, canary_trouble
 from keepstep.fleet.report import FindingReport, IncidentReport, RunReport
 from keepstep.records.canary import canary_name, canary_steps, name_without_canary
-from keepstep.service.canary import Canary, CanaryFailed, canary_plan, not_a_canary, run_canary
+from keepstep.service.canary_run import Canary, CanaryFailed, canary_plan, not_a_canary, run_canary
 from keepstep.service.job_host import JobPlan
 from keepstep.service.settings import Settings
 

@@ -102,7 +102,7 @@ def run(
     canary_steps: _CanarySteps = 10,
 ) -> int:
     """Train on this machine: start the ranks, replace those that are lost, print a report."""
-    from keepstep.service.canary import Canary
+    from keepstep.service.canary_run import Canary
     from keepstep.service.launcher import RunRequest, run_job
 
     chosen = settings_from(
@@ -151,7 +151,7 @@ def controller(
     canary_steps: _CanarySteps = 10,
 ) -> int:
     """Decide for a job on several nodes: wait for their agents, then as `run`. SCRIPT is the path on the nodes."""
-    from keepstep.service.canary import Canary
+    from keepstep.service.canary_run import Canary
     from keepstep.service.launcher import RunRequest
     from keepstep.service.remote_controller import Listening, run_controller
 

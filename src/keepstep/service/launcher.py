@@ -19,7 +19,7 @@ from keepstep.records.domain_messages import NodeDomains
 from keepstep.records.messages import AgentHello
 from keepstep.service.agent import Agent, AgentPlan
 from keepstep.service.background import background
-from keepstep.service.canary import Canary, run_canary
+from keepstep.service.canary_run import Canary, run_canary
 from keepstep.service.clock import Clock, SystemClock
 from keepstep.service.doctor import plane_library
 from keepstep.service.domain_labels import labels_of_flags, labels_of_this_node

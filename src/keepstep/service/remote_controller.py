@@ -9,7 +9,7 @@ import msgspec
 
 from keepstep.records.messages import Assignment
 from keepstep.service.background import background
-from keepstep.service.canary import Canary, not_a_canary, run_canary
+from keepstep.service.canary_run import Canary, not_a_canary, run_canary
 from keepstep.service.clock import Clock, SystemClock
 from keepstep.service.job_host import JobHost, JobPlan, LeftJob, job_name
 from keepstep.service.launcher import RunRequest, checked_script
