@@ -16,12 +16,17 @@ def nodes(*trees: str):
             yield path, node
 
 
+def yields(call: ast.Call) -> bool:
+    """`sleep(0)` lets others run and takes no time."""
+    return len(call.args) == 1 and isinstance(call.args[0], ast.Constant) and call.args[0].value == 0
+
+
 def test_fast_tests_do_not_sleep():
     sleeps = re.compile(r"(^|\.)sleep$")
     assert [
         place(path, node.lineno)
         for path, node in nodes(*QUIET)
-        if isinstance(node, ast.Call) and sleeps.search(dotted(node.func))
+        if isinstance(node, ast.Call) and sleeps.search(dotted(node.func)) and not yields(node)
     ] == []
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keepstep.control.job_state import Change, MirrorSearch
-from keepstep.control.mirrors import choose_mirrors
+from keepstep.control.mirror_sources import choose_mirrors
 from keepstep.control.roster import Member, Status
 from keepstep.records.mirror_messages import HeldMirror, Mirrors
 from keepstep.training.mirrors import in_need

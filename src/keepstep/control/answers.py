@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from keepstep.control.job_state import Change, Event
-from keepstep.control.mirrors import place_mirrors, refuse_mirror
+from keepstep.control.mirror_sources import place_mirrors, refuse_mirror
 from keepstep.control.outcome import end_job
 from keepstep.control.roster import Member, Status, live
 from keepstep.control.strangers import misfit, refuse_standby, refuse_strangers

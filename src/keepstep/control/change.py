@@ -12,7 +12,7 @@ import msgspec
 
 from keepstep.control.capacity import choose_standby, node_for_rank, run_short
 from keepstep.control.job_state import Change
-from keepstep.control.mirrors import mirrored_ranks, note_sources, place_mirrors, seek_mirrors, take_mirror
+from keepstep.control.mirror_sources import mirrored_ranks, note_sources, place_mirrors, seek_mirrors, take_mirror
 from keepstep.control.move_losses import kept_joiner, settle_claims
 from keepstep.control.outcome import (
     BROKEN_STANDBYS,

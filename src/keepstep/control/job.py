@@ -25,7 +25,7 @@ from keepstep.control.change import reconcile
 from keepstep.control.exclusion import deal_ranks
 from keepstep.control.job_state import Decision, Event, JobSpec, JobState, StopRequest, TakeOver, Tick
 from keepstep.control.losses import on_exited, on_hung, on_peer_lost, on_slow, on_start_failed, on_stopped, on_tick
-from keepstep.control.mirrors import on_mirrors
+from keepstep.control.mirror_sources import on_mirrors
 from keepstep.control.move_course import (
     advance_move,
     on_ask_address,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from keepstep.control.answers import speaker
 from keepstep.control.job_state import Event
-from keepstep.control.mirrors import place_mirrors
+from keepstep.control.mirror_sources import place_mirrors
 from keepstep.control.move_ends import cancel_move, complete_move, there
 from keepstep.control.move_plan import plan_move, plan_words
 from keepstep.control.move_state import Heir, Move, MovePhase
