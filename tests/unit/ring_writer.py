@@ -13,7 +13,7 @@ class RingWriter:
     """A ring in a bytearray. `put` adds one operation and its peer slots."""
 
     def __init__(self, capacity: int, *, rank: int = 3, member: bytes = b"n1-3", offset_ns: int = 10**18) -> None:
-        self.buffer = bytearray(8192 + 65536 + capacity * 128)
+        self.buffer = bytearray(8192 + 65536 + capacity * 128 + 32768)
         self.capacity = capacity
         self.head = 0
         self.put_at(0, "<8sIIQ", b"KSRING01", 1, 128, capacity)

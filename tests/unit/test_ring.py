@@ -170,7 +170,7 @@ def test_nonsense_kinds_and_states_are_torn() -> None:
         (8, "<I", 2, SchemaTooNew),
         (12, "<I", 64, RecordError),
         (16, "<Q", 0, RecordError),
-        (16, "<Q", 5, RecordError),
+        (16, "<Q", 300, RecordError),
         (16, "<Q", 2**63, RecordError),
     ],
 )
@@ -193,7 +193,7 @@ def test_garbage_never_does_more_than_be_refused(data: bytes, offset: int) -> No
     except RecordError:
         return
     assert len(decoded.operations) <= 8
-    assert len(ring.read_private(writer.buffer)) <= 2
+    assert len(ring.read_private(writer.buffer)) <= 3
 
 
 def test_a_short_buffer_is_refused() -> None:
@@ -212,34 +212,45 @@ def test_last_activity_is_in_wall_time() -> None:
 
 
 @given(st.lists(st.binary(max_size=300), max_size=6))
-def test_private_state_keeps_the_last_two_versions(states: list[bytes]) -> None:
+def test_private_state_keeps_the_last_three_versions(states: list[bytes]) -> None:
     writer = RingWriter(1)
     for version, data in enumerate(states):
         ring.write_private(writer.buffer, version, data=data)
     newest = len(states) - 1
-    assert ring.read_private(writer.buffer) == {v: states[v] for v in (newest - 1, newest) if v >= 0}
+    assert ring.read_private(writer.buffer) == {v: states[v] for v in (newest - 2, newest - 1, newest) if v >= 0}
 
 
 def test_private_state_fills_its_place_exactly_and_no_more() -> None:
     writer = RingWriter(1)
-    writer.buffer[73728:] = b"\xaa" * 128
+    writer.buffer[73728 : 73728 + 128] = b"\xaa" * 128
     full = b"z" * ring.MAX_PRIVATE_BYTES
-    ring.write_private(writer.buffer, 7, data=full)
-    assert ring.read_private(writer.buffer) == {7: full}
-    assert writer.buffer[73728:] == b"\xaa" * 128
+    for version in (7, 8, 9):
+        ring.write_private(writer.buffer, version, data=full)
+    assert ring.read_private(writer.buffer) == {7: full, 8: full, 9: full}
+    assert writer.buffer[73728 : 73728 + 128] == b"\xaa" * 128
     with pytest.raises(RecordError, match="at most"):
-        ring.write_private(writer.buffer, 8, data=full + b"z")
+        ring.write_private(writer.buffer, 10, data=full + b"z")
+
+
+def test_a_ring_of_a_keepstep_that_kept_two_versions_is_read() -> None:
+    """G-18"""
+    writer = RingWriter(4)
+    for version, data in ((6, b"six"), (7, b"seven")):
+        ring.write_private(writer.buffer, version, data=data)
+    old = writer.buffer[: 73728 + 4 * 128]
+    assert ring.read_private(old) == {6: b"six", 7: b"seven"}
+    assert ring.read_header(old).capacity == 4
 
 
 def test_private_state_in_mid_write_or_damaged_is_left_out() -> None:
     writer = RingWriter(1)
+    ring.write_private(writer.buffer, 3, data=b"three")
     ring.write_private(writer.buffer, 4, data=b"four")
-    ring.write_private(writer.buffer, 5, data=b"five")
     (lock,) = struct.unpack_from("<Q", writer.buffer, 8192)
     writer.put_at(8192, "<Q", lock + 1)  # died while writing version 6
-    assert ring.read_private(writer.buffer) == {5: b"five"}
+    assert ring.read_private(writer.buffer) == {4: b"four"}
     ring.write_private(writer.buffer, 6, data=b"six")  # the next writer takes the odd lock over
-    assert ring.read_private(writer.buffer) == {5: b"five", 6: b"six"}
+    assert ring.read_private(writer.buffer) == {4: b"four", 6: b"six"}
     writer.buffer[8192 + 32768 + 24] ^= 1
     assert ring.read_private(writer.buffer) == {6: b"six"}
 

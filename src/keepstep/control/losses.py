@@ -299,7 +299,10 @@ def _end_failing(turn: Turn) -> None:
 def _suspect(turn: Turn) -> None:
     """Act on links that broke without a death. A rank that has left in peace gets the others' patience first."""
     state = turn.state
-    if _initial(turn) or state.exit_code is not None:
+    if state.exit_code is not None:
+        return
+    if _initial(turn):
+        _give_up_setup(turn)
         return
     failing = {m.rank for m in live(state.members) if m.error}
     due = {r for r, since in state.suspected.items() if turn.now - since >= _LINK_PATIENCE_S and r not in failing}
@@ -313,6 +316,15 @@ def _suspect(turn: Turn) -> None:
         end_job(
             turn, 75, why=f"ranks {sorted(waited)} ended with code 0 while others still had steps to make with them"
         )
+
+
+def _give_up_setup(turn: Turn) -> None:
+    """Start again where links broke in the set-up and some member has not come out of it since."""
+    state = turn.state
+    waiting = [m.rank for m in live(state.members) if m.status is Status.RUNNING]
+    if waiting and state.suspected and turn.now - min(state.suspected.values()) > state.spec.patience_s:
+        why = f"links to ranks {sorted(state.suspected)} broke in the set-up, and ranks {waiting} do not end theirs"
+        restart_or_end(turn, why)
 
 
 def _lose_patience(turn: Turn) -> None:

@@ -4,7 +4,7 @@ The writer is another process, alive, frozen or dead in mid-write, so nothing he
 only if its index is the one its place must hold, and private state only if its checksum is right. All times are
 nanoseconds of CLOCK_MONOTONIC of the member's host; wall = monotonic + `offset_ns`. Little endian throughout.
 
-Header (8192 bytes), private state (2 x 32768 bytes), then `capacity` slots of 128 bytes.
+Header (8192 bytes), private state (2 x 32768 bytes), `capacity` slots of 128 bytes, private state once more.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from keepstep.records.ring_layout import (
     SLOT_BYTES,
     SLOTS_OFFSET,
     SPAN,
+    private_places,
     ring_bytes,
 )
 
@@ -211,7 +212,7 @@ def read_header(buffer: _Buffer) -> RingHeader:
             f"recorder ring of layout {version}, this keepstep reads up to {LAYOUT_VERSION}",
             remedy="read it with the keepstep version that wrote it",
         )
-    if slot_bytes != SLOT_BYTES or not 0 < capacity <= _MAX_CAPACITY or len(buffer) < ring_bytes(capacity):
+    if slot_bytes != SLOT_BYTES or not 0 < capacity <= _MAX_CAPACITY or len(buffer) < _slots_end(capacity):
         raise RecordError(f"recorder ring with {capacity} slots of {slot_bytes} bytes in {len(buffer)} bytes")
     return RingHeader(*(*fields[3:-1], _text(fields[-1]), tuple(_groups(buffer))))
 
@@ -260,9 +261,9 @@ def last_activity(buffer: _Buffer, newest: int = 1024) -> Activity:
 
 
 def read_private(buffer: _Buffer) -> dict[int, bytes]:
-    """The member's private state by version: at most two. A slot in mid-write or with a wrong checksum is left out."""
+    """The member's private state by version: at most three. One in mid-write or with a wrong checksum is left out."""
     found: dict[int, bytes] = {}
-    for offset in (HEADER_BYTES, HEADER_BYTES + PRIVATE_BYTES):
+    for offset in private_places(_capacity(buffer)):
         if len(buffer) < offset + PRIVATE_BYTES:
             break
         before, version, length, checksum = PRIVATE.unpack_from(buffer, offset)
@@ -277,13 +278,17 @@ def read_private(buffer: _Buffer) -> dict[int, bytes]:
 
 
 def write_private(buffer: bytearray | memoryview | mmap, version: int, *, data: bytes) -> None:
-    """Publish private state of `version` (>= 0), in the place of version - 2. Raises RecordError if it is too long."""
+    """Publish private state of `version` (>= 0), in the place of version - 3. Raises RecordError if it is too long.
+
+    Three are kept: a member that applied an update no other one saw agreed may be in the next step already, while the
+    others do the earlier one again.
+    """
     if len(data) > MAX_PRIVATE_BYTES:
         raise RecordError(
             f"private state of {len(data)} bytes, at most {MAX_PRIVATE_BYTES} fit",
             remedy="keep RNG and data position small, or let the data loader keep less state",
         )
-    offset = HEADER_BYTES + (version % 2) * PRIVATE_BYTES
+    offset = private_places(_capacity(buffer))[version % 3]
     (lock,) = struct.unpack_from("<Q", buffer, offset)
     writing = lock + 1 if lock % 2 == 0 else lock  # odd already: a writer died here
     struct.pack_into("<Q", buffer, offset, writing)
@@ -291,6 +296,16 @@ def write_private(buffer: bytearray | memoryview | mmap, version: int, *, data: 
     start = offset + PRIVATE.size
     buffer[start : start + len(data)] = data
     struct.pack_into("<Q", buffer, offset, writing + 1)
+
+
+def _capacity(buffer: _Buffer) -> int:
+    """Slots by the header, at most as many as there is room for."""
+    (capacity,) = struct.unpack_from("<Q", buffer, 16) if len(buffer) >= 24 else (0,)
+    return int(min(capacity, max(len(buffer) - SLOTS_OFFSET, 0) // SLOT_BYTES))
+
+
+def _slots_end(capacity: int) -> int:
+    return SLOTS_OFFSET + capacity * SLOT_BYTES
 
 
 def _groups(buffer: _Buffer) -> Iterator[GroupState]:

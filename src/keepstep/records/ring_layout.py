@@ -29,6 +29,7 @@ __all__ = [
     "SLOT_BYTES",
     "SPAN",
     "Layout",
+    "private_places",
     "ring_bytes",
 ]
 
@@ -97,7 +98,8 @@ LAYOUTS = (
     ),
     Layout(
         "Private state",
-        f"byte {HEADER_BYTES} of the ring + {PRIVATE_BYTES} x (version % 2); the data follows",
+        f"byte {HEADER_BYTES} of the ring for version % 3 = 0, byte {HEADER_BYTES + PRIVATE_BYTES} for 1, "
+        "behind the slots for 2; the data follows",
         0,
         PRIVATE,
         "lock version length crc32",
@@ -135,4 +137,10 @@ LAYOUTS = (
 
 def ring_bytes(capacity: int = DEFAULT_CAPACITY) -> int:
     """Size in bytes of a ring with that many slots."""
-    return SLOTS_OFFSET + capacity * SLOT_BYTES
+    return SLOTS_OFFSET + capacity * SLOT_BYTES + PRIVATE_BYTES
+
+
+def private_places(capacity: int) -> tuple[int, int, int]:
+    """Where the private state of a version lies, by version % 3. The last one is behind the slots: a ring of a keepstep
+    that kept two ends before it."""
+    return HEADER_BYTES, HEADER_BYTES + PRIVATE_BYTES, SLOTS_OFFSET + capacity * SLOT_BYTES

@@ -327,8 +327,8 @@ class Trainee:
     # ------------------------------------------------------------ inside
 
     def _publish(self, version: int, private: str) -> None:
-        """Two versions survive the process, as in the recorder's memory."""
-        self.life.published = {v: p for v, p in self.life.published.items() if v % 2 != version % 2} | {
+        """Three versions survive the process, as in the recorder's memory."""
+        self.life.published = {v: p for v, p in self.life.published.items() if v % 3 != version % 3} | {
             version: private
         }
 

@@ -13,15 +13,14 @@ import struct
 import time
 from ctypes import addressof, c_char
 
-from keepstep.records.ring import MAX_PRIVATE_BYTES, write_private
+from keepstep.records.ring import MAX_PRIVATE_BYTES, ring_bytes, write_private
+from keepstep.records.ring_layout import SLOT_BYTES
 
 __all__ = ["Recorder"]
 
 _log = logging.getLogger("keepstep")
 
 _HEADER_BYTES = 8192
-_SLOTS_AT = 73728
-_SLOT_BYTES = 128
 _DEFAULT_SLOTS = 16384
 
 
@@ -35,9 +34,9 @@ class Recorder:
         self.size = len(memory)
         self.member = bytes(memory[80:128]).split(b"\0", 1)[0].decode("utf-8", "replace")
         self._too_large = False
-        capacity = (self.size - _SLOTS_AT) // _SLOT_BYTES
+        capacity = (self.size - ring_bytes(0)) // SLOT_BYTES
         offset = time.time_ns() - time.monotonic_ns()
-        memory[0:24] = struct.pack("<8sIIQ", b"KSRING01", 1, _SLOT_BYTES, capacity)
+        memory[0:24] = struct.pack("<8sIIQ", b"KSRING01", 1, SLOT_BYTES, capacity)
         memory[48:64] = struct.pack("<qIi", offset, os.getpid(), -1)
 
     @classmethod
@@ -51,7 +50,7 @@ class Recorder:
     @classmethod
     def private_memory(cls, slots: int = _DEFAULT_SLOTS) -> Recorder:
         """A ring of this process alone, for jobs without an agent."""
-        return cls(mmap.mmap(-1, _SLOTS_AT + slots * _SLOT_BYTES))
+        return cls(mmap.mmap(-1, ring_bytes(slots)))
 
     def identify(self, *, rank: int) -> None:
         """Write the rank into the header."""
