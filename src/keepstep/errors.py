@@ -33,6 +33,7 @@ __all__ = [
     "EnvironmentProblem",
     "Fenced",
     "GroupAborted",
+    "HelloCut",
     "KeepstepError",
     "MembershipError",
     "MoveNotMade",
@@ -120,6 +121,10 @@ class TransportError(KeepstepError):
 
 class PeerLost(TransportError):
     """The other side of a link is gone."""
+
+
+class HelloCut(PeerLost):
+    """The other side hung up before it answered a hello: too busy, not there any more, or another secret."""
 
 
 class CollectiveTimeout(TransportError):

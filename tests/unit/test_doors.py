@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepstep.errors import Fenced, GroupAborted, PeerLost
+from keepstep.errors import Fenced, GroupAborted, HelloCut, PeerLost
 from keepstep.records.messages import Address
 from keepstep.training.authentication import Greeting, Verdict, greet
+from keepstep.training.dialing import again
 from keepstep.training.doors import Doors, connect_address
 
 SECRET = b"s" * 32
@@ -211,3 +212,19 @@ def test_noise_is_dropped(noise: bytes) -> None:
             pass
     doors.close()
     assert (host.judged, host.got) == ([], [])
+
+
+def test_a_call_cut_in_mid_hello_is_made_again_but_not_for_ever():
+    tries = []
+
+    def call(cut: int) -> str:
+        tries.append(cut)
+        if len(tries) <= cut:
+            raise HelloCut("the hello was refused")
+        return "through"
+
+    assert again(lambda: call(2)) == "through" and len(tries) == 3
+    tries.clear()
+    with pytest.raises(HelloCut):
+        again(lambda: call(9))
+    assert len(tries) == 3

@@ -298,7 +298,7 @@ def write_private(buffer: bytearray | memoryview | mmap, version: int, *, data: 
     struct.pack_into("<Q", buffer, offset, writing + 1)
 
 
-def _capacity(buffer: _Buffer) -> int:
+def _capacity(buffer: _Buffer | mmap) -> int:
     """Slots by the header, at most as many as there is room for."""
     (capacity,) = struct.unpack_from("<Q", buffer, 16) if len(buffer) >= 24 else (0,)
     return int(min(capacity, max(len(buffer) - SLOTS_OFFSET, 0) // SLOT_BYTES))

@@ -21,7 +21,7 @@ from enum import IntEnum
 
 import msgspec
 
-from keepstep.errors import Fenced, GroupAborted, PeerLost
+from keepstep.errors import Fenced, GroupAborted, HelloCut, PeerLost
 
 __all__ = [
     "Arrival",
@@ -188,9 +188,12 @@ class _Caller:
                 raise GroupAborted("the call was interrupted by an abort")
             if not ready:
                 raise PeerLost("no answer to the hello in time")
-            piece = self.sock.recv(count - len(data))
+            try:
+                piece = self.sock.recv(count - len(data))
+            except ConnectionError:
+                piece = b""
             if not piece:
-                raise PeerLost("the hello was refused", remedy="check that all members have the same job secret")
+                raise HelloCut("the hello was refused", remedy="check that all members have the same job secret")
             data += piece
         return data
 

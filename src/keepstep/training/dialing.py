@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
+from keepstep.errors import HelloCut, MembershipError, PeerLost, TransportError
 from keepstep.records.messages import Address
 from keepstep.training.authentication import Greeting, Verdict, greet
 from keepstep.training.doors import connect_address
 from keepstep.training.plane import shared_link_bytes
 from keepstep.training.spares import Arrived, LinkKey
 
-__all__ = ["Errand", "Identity", "dial_link"]
+__all__ = ["Errand", "Identity", "again", "dial_link", "dial_member"]
+
+_CALLS = 3
+_Made = TypeVar("_Made")
 
 
 class Identity(NamedTuple):
@@ -39,6 +44,21 @@ def dial_link(own: Identity, address: Address, *, key: LinkKey, errand: Errand) 
 
     Raises PeerLost, Fenced, GroupAborted, OSError.
     """
+    return again(lambda: _dial_once(own, address, key=key, errand=errand))
+
+
+def again(call: Callable[[], _Made]) -> _Made:
+    """The result of `call`, made up to three times where the other side hangs up in the middle of the hello: a busy
+    member drops a caller that waits for long, and that is no loss."""
+    for _ in range(_CALLS - 1):
+        try:
+            return call()
+        except HelloCut:
+            continue
+    return call()
+
+
+def _dial_once(own: Identity, address: Address, *, key: LinkKey, errand: Errand) -> Arrived | None:
     sock = connect_address(own.address, address, timeout_s=errand.timeout_s, ports=errand.ports)
     shared = sock.family == socket.AF_UNIX
     memory_fd = -1
@@ -69,3 +89,23 @@ def dial_link(own: Identity, address: Address, *, key: LinkKey, errand: Errand) 
         if verdict != Verdict.WELCOME:
             Arrived(sock, memory_fd).discard()
     return Arrived(sock, memory_fd) if verdict == Verdict.WELCOME else None
+
+
+def dial_member(own: Identity, address: Address, *, errand: Errand) -> socket.socket:
+    """A connection of the errand's kind to the member at `address`, which must serve it. Raises PeerLost or Fenced."""
+    return again(lambda: _dial_member_once(own, address, errand=errand))
+
+
+def _dial_member_once(own: Identity, address: Address, *, errand: Errand) -> socket.socket:
+    sock = connect_address(own.address, address, timeout_s=errand.timeout_s, ports=errand.ports)
+    greeting = Greeting(errand.kind, own.address.member, own.rank, address.member, errand.generation)
+    try:
+        verdict = greet(sock, greeting, secret=own.secret, timeout_s=errand.timeout_s)
+        if verdict != Verdict.WELCOME:
+            raise PeerLost(f"{address.member} did not take the connection", where=address.node)
+    except (TransportError, MembershipError, OSError) as error:
+        sock.close()
+        if isinstance(error, OSError):
+            raise PeerLost(f"{address.member} hung up: {error.strerror}", where=address.node) from error
+        raise
+    return sock

@@ -15,14 +15,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from keepstep.errors import Fenced, MembershipError, PeerLost, TransportError
+from keepstep.errors import Fenced, MembershipError, TransportError
 from keepstep.records.messages import Address
 from keepstep.records.ring import SpanKind
-from keepstep.training.authentication import Greeting, Verdict, greet
+from keepstep.training.authentication import Greeting, Verdict
 from keepstep.training.ballot import Ballot
-from keepstep.training.dialing import Identity
+from keepstep.training.dialing import Errand, Identity, dial_member
 from keepstep.training.directory import Directory
-from keepstep.training.doors import Doors, connect_address
+from keepstep.training.doors import Doors
 from keepstep.training.gates import Gates
 from keepstep.training.links import AGREEMENT_GROUP, Channel, Links
 from keepstep.training.paths import PathPlan
@@ -341,18 +341,8 @@ class Fabric:
     def _dial(
         self, address: Address, kind: str, *, generation: int, timeout_s: float = _DIAL_TIMEOUT_S
     ) -> socket.socket:
-        sock = connect_address(self.address, address, timeout_s=timeout_s)
-        greeting = Greeting(kind, self.address.member, self.rank, address.member, generation)
-        try:
-            verdict = greet(sock, greeting, secret=self._secret, timeout_s=timeout_s)
-            if verdict != Verdict.WELCOME:
-                raise PeerLost(f"{address.member} did not take the connection", where=address.node)
-        except (TransportError, MembershipError, OSError) as error:
-            sock.close()
-            if isinstance(error, OSError):
-                raise PeerLost(f"{address.member} hung up: {error.strerror}", where=address.node) from error
-            raise
-        return sock
+        errand = Errand(kind, generation, (), timeout_s, -1)
+        return dial_member(Identity(self.address, self.rank, self._secret), address, errand=errand)
 
     def _call_watch(self, rank: int) -> None:
         """Dials one watch link; again if the membership changed meanwhile. One call per pair at a time."""
