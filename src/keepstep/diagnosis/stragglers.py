@@ -113,7 +113,7 @@ def _of_phase(table: TimingTable, lateness: Lateness) -> list[Finding]:
 
 def _persistent(lateness: Lateness) -> list[Slow]:
     """Members that are late in most of the steps."""
-    least = max(_LEAST, 1 + 5 * lateness.noise / np.sqrt(len(lateness.steps)))
+    least = max(_LEAST, 1 + 6 * lateness.noise / np.sqrt(len(lateness.steps)))  # nearly 5 deviations of a median
     usual = np.nanmedian(np.where(np.isfinite(lateness.ratio), lateness.ratio, np.nan), axis=1)
     spread = _spread(usual)
     found = []

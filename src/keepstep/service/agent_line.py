@@ -119,7 +119,7 @@ class Line:
             peer = await connect_remote(
                 self._request.controller, token=self._token, silence_s=self._request.settings.silence_s
             )
-        except EnvironmentProblem:
+        except (EnvironmentProblem, MembershipError):  # nobody, or something else at its address for now
             return False
         try:
             known = await enlist(peer, self._request, orders=self._obeyed)
