@@ -10,7 +10,7 @@ import time
 
 from keepstep import __version__
 from keepstep.records.messages import Address, Finished, Hello, Welcome
-from keepstep.records.ring import SLOTS_OFFSET, write_private
+from keepstep.records.ring import ring_bytes, write_private
 from keepstep.store.wire import Wire
 
 parser = argparse.ArgumentParser()
@@ -23,7 +23,7 @@ args = parser.parse_args()
 wire = Wire.connect(os.environ["KEEPSTEP_AGENT"])
 descriptor = wire.receive_descriptor(10.0)
 ring = memoryview(mmap.mmap(descriptor, os.fstat(descriptor).st_size))
-struct.pack_into("<8sIIQ", ring, 0, b"KSRING01", 1, 128, (len(ring) - SLOTS_OFFSET) // 128)
+struct.pack_into("<8sIIQ", ring, 0, b"KSRING01", 1, 128, (len(ring) - ring_bytes(0)) // 128)
 name = bytes(ring[80:128]).rstrip(b"\0").decode()
 rank = int(os.environ["RANK"])
 address = Address(name, "node", "", "127.0.0.1", 1)
