@@ -99,7 +99,7 @@ def test_a_member_that_ends_well(tmp_path):
             await one.welcomed()
             gone = await one.told(MemberExited)
         assert (gone.code, gone.signal, gone.protected) == (0, 0, True)
-        assert gone.private == {2: b"private 2", 3: b"private 3"}
+        assert gone.private == {1: b"private 1", 2: b"private 2", 3: b"private 3"}
         assert "[rank 0] step 3 loss 0.25" in one.lines
         assert (tmp_path / "logs" / "m0.log").read_text().splitlines()[-1] == "step 3 loss 0.25"
         assert not (tmp_path / "incidents").exists()
