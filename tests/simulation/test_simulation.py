@@ -42,6 +42,18 @@ def test_a_vote_that_one_did_not_see_pass():
     assert simulate(22736).code == 0
 
 
+@pytest.mark.parametrize(
+    ("seed", "what"),
+    [
+        (14438, "a link to a joiner breaks between its taking over and its first step"),
+        (20689, "the lost rank had begun the step behind the one that the others do again"),
+        (9357, "links break in the set-up and one member hears nothing of it"),
+    ],
+)
+def test_worlds_that_once_hung(seed, what):
+    assert simulate(seed).seconds < 600, what
+
+
 def test_equal_seeds_give_equal_runs():
     def played(seed):
         world = World(draw_plan(seed))

@@ -28,7 +28,6 @@ def complete_move(turn: Turn) -> None:
     turn.let(
         generation=max(turn.state.generation, move.generation),
         version=max(turn.state.version, move.version),
-        suspected={},
     )
     for heir in move.heirs:
         joiner = turn.state.members[heir.joiner]
