@@ -16,7 +16,7 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class SimulatedDisk:
-    """Parts by rank and version. Keeps the newest `keep` of every rank."""
+    """Parts by rank and version. Keeps the newest `keep` whole ones of every rank, as the writer of checkpoints does."""
 
     def __init__(self, keep: int) -> None:
         self._keep = keep
@@ -27,8 +27,9 @@ class SimulatedDisk:
         parts = self._parts.setdefault(rank, {})
         if part.whole or version not in parts:
             parts[version] = part
-        for old in sorted(parts)[: -self._keep]:
-            del parts[old]
+        if part.whole:  # a dead writer clears nothing away
+            oldest = sorted(number for number in parts if parts[number].whole)[-self._keep :][0]
+            self._parts[rank] = {number: one for number, one in parts.items() if number >= oldest}
 
     def damage(self, rank: int) -> None:
         """A fault: the newest part of `rank` loses its bits."""
