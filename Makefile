@@ -14,7 +14,7 @@ PLANE := setup.py $(wildcard src/keepstep/training/plane/*.c src/keepstep/traini
 ROUNDS ?= 3
 SIDE_BY_SIDE ?= -n 2 --dist loadfile
 
-.PHONY: demo test test-long check format bench clean setup
+.PHONY: demo test test-long test-exhaustive check format bench clean setup
 .DELETE_ON_ERROR:
 
 setup: $(READY) $(BUILT)
@@ -40,7 +40,10 @@ test: setup
 	$(BIN)/python -m pytest -m "not long" $(SIDE_BY_SIDE)
 
 test-long: setup
-	$(BIN)/python -m pytest -m long $(SIDE_BY_SIDE)
+	$(BIN)/python -m pytest -m "long and not exhaustive" $(SIDE_BY_SIDE)
+
+test-exhaustive: setup
+	$(BIN)/python -m pytest -m exhaustive $(SIDE_BY_SIDE)
 
 check: setup
 	$(BIN)/ruff format --check .

@@ -59,6 +59,7 @@ def every_rank(world: int) -> list[str]:
 
 
 @pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", ["fsdp2", "hsdp", "tensor_parallel", "pipeline", "interleaved", "expert_parallel"])
 def test_every_role_is_lost(tmp_path: Path, layout: str) -> None:
     """First, middle and last stage, every coordinate of data, tensor and expert parallelism, one after the other."""
@@ -69,6 +70,7 @@ def test_every_role_is_lost(tmp_path: Path, layout: str) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.exhaustive
 def test_every_role_of_eight_ranks_is_lost(tmp_path: Path) -> None:
     job = disturbed(tmp_path, "tp_pp_dp", every_rank(8), world=8, standby=3)
     assert job.end() == by_torchrun(tmp_path / "even", "tp_pp_dp", *STEPS, world=8), job.text()

@@ -89,6 +89,7 @@ def played_moves(
 
 
 @pytest.mark.long
+@pytest.mark.exhaustive
 def test_a_joiner_that_dies_before_the_commit_leaves_training_untouched(tmp_path: Path) -> None:
     cases = [(phase, "joiner", ("joiner",)) for phase in ("ready", "follow", "room")]
     stage = played_moves(tmp_path, "ddp", cases, fewest=2)
@@ -102,6 +103,7 @@ def test_the_leaver_dies_when_the_vote_has_passed(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", ["ddp", "hsdp"])
 def test_somebody_dies_at_every_phase_of_a_move(tmp_path: Path, layout: str, request: pytest.FixtureRequest) -> None:
     everything = every_case()

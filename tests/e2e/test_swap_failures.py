@@ -152,6 +152,7 @@ def undisturbed(tmp_path: Path, layout: str) -> str:
 
 
 @pytest.mark.long
+@pytest.mark.exhaustive
 def test_source_and_joiner_die_in_the_swap(tmp_path: Path) -> None:
     """The source dies while it serves, and the joiner when it has fetched: a stop would be no answer to that."""
     cases = [Case("serving", "0", ("0",)), Case("fetched", "joiner", ("joiner",))]
@@ -161,6 +162,7 @@ def test_source_and_joiner_die_in_the_swap(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_somebody_dies_at_every_phase(tmp_path: Path, layout: str, request: pytest.FixtureRequest) -> None:
     everything = request.config.getoption("--every-case", default=False)
