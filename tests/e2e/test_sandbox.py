@@ -35,6 +35,7 @@ class Rehearsed:
             standby=standby,
             options=("--on-hang", "observe"),
         )
+        wait_for(self.job, lambda: len(self.said("MemberStarted")) == 2 + standby, limit_s=60.0)
         if standby:
             wait_for(self.job, lambda: self.said("WarmedUp"), limit_s=240.0)
         self.members = {f["member"]: f for f in facts(self.job) if f["kind"] == "MemberStarted"}
