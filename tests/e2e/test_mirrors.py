@@ -64,6 +64,7 @@ def test_the_holder_is_lost_while_the_mirror_is_asked_for(tmp_path: Path, even: 
     assert incident["source"] in ("local", "mirror") and incident["steps_recomputed"] <= 2
 
 
+@pytest.mark.exhaustive
 @pytest.mark.long
 def test_a_corrupt_checkpoint_on_disk_gives_way_to_an_older_one(tmp_path: Path, even: str) -> None:
     """G-14"""
@@ -81,6 +82,7 @@ def test_a_corrupt_checkpoint_on_disk_gives_way_to_an_older_one(tmp_path: Path, 
     assert "step 10" in job.text()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.long
 def test_a_whole_node_is_lost_with_all_its_shards_and_what_only_its_ranks_knew(tmp_path: Path) -> None:
     """G-25: mirrors are on the other node, random numbers and data positions, too."""

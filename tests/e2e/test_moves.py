@@ -33,7 +33,13 @@ def pids(job_out: Path, rank: int) -> list[str]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("layout", "moving"), [((), (1,)), (("--fsdp",), (0, 2))], ids=["ddp", "fsdp-two-ranks"])
+@pytest.mark.parametrize(
+    ("layout", "moving"),
+    [
+        pytest.param((), (1,), id="ddp"),
+        pytest.param(("--fsdp",), (0, 2), id="fsdp-two-ranks", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_ranks_move_and_nothing_else_changes(tmp_path: Path, layout: tuple[str, ...], moving: tuple[int, ...]) -> None:
     out = tmp_path / "run-out"
     job = RunningJob(tmp_path / "run", *STEPS, *layout, "--pace", "0.1", "--out", str(out), standby=2)
@@ -80,6 +86,7 @@ def test_a_rank_moves_to_another_node(tmp_path: Path) -> None:
     assert [len(pids(tmp_path, rank)) for rank in (0, 1)] == [2, 1]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.long
 @pytest.mark.parametrize("layout", ["tensor_parallel", "pipeline", "interleaved", "expert_parallel"])
 def test_a_rank_moves_in_all_its_groups(tmp_path: Path, layout: str) -> None:

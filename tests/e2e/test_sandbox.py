@@ -60,6 +60,7 @@ class Rehearsed:
 LAYOUTS = ("ddp", "fsdp", "experts", "pipeline")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_standby_rehearses_every_layout_and_joins(tmp_path: Path, layout: str) -> None:
     """The rehearsal goes to its end, the joiner runs on, and weights and losses are those of an undisturbed run."""
@@ -73,6 +74,7 @@ def test_a_standby_rehearses_every_layout_and_joins(tmp_path: Path, layout: str)
     assert lossy.job.report()["weights_sha256"] == even.job.report()["weights_sha256"]
 
 
+@pytest.mark.exhaustive
 def test_compiled_code_is_hot_after_the_join_and_nothing_else_is_left(tmp_path: Path) -> None:
     """No frame is compiled by the joiner after its rehearsal, and none of what a rehearsal touches shows it.
 

@@ -54,6 +54,7 @@ def drilled(job: Watched, fault: str) -> list[dict]:
     return [record for record in job.journal.of("DrillRecord") if record["fault"] == fault]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.long
 def test_a_source_that_gives_its_state_slowly_is_named(tmp_path):
     job = Watched(tmp_path / "run", "--megabytes", 96, world=4, standby=1)
@@ -68,6 +69,7 @@ def test_a_source_that_gives_its_state_slowly_is_named(tmp_path):
         job.stop()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.long
 def test_a_corrupt_checkpoint_is_named_and_an_older_one_is_taken(tmp_path):
     """G-14"""

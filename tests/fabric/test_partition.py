@@ -65,6 +65,7 @@ def until(reached, *, what: str = "", limit_s: float = 300.0) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.long
 def test_what_comes_back_from_a_partition_is_fenced(fabrics, tmp_path: Path) -> None:
     fabric = fabrics(FabricPlan(hosts=4, spines=2))
