@@ -16,7 +16,7 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class SimulatedDisk:
-    """Parts by rank and version. Keeps the newest `keep` whole ones of every rank, as the writer of checkpoints does."""
+    """Parts by rank and version. Keeps the newest `keep` whole ones of every rank, as the real writer does."""
 
     def __init__(self, keep: int) -> None:
         self._keep = keep
