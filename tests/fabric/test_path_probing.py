@@ -111,11 +111,16 @@ def test_ports_are_told_apart_by_waiting_where_raw_sockets_are_not_allowed(fabri
     truth = {
         port: path for path, ports in by_path(survey(fabric, python, "ttl", "41000-41015")).items() for port in ports
     }
-    groups = by_path(survey(fabric, python, "round_trip", "41000-41015"))
-    told = {port: group for group, ports in groups.items() for port in ports}
     pairs = list(itertools.combinations(truth, 2))
-    right = sum((truth[a] == truth[b]) == (told.get(a) == told.get(b)) for a, b in pairs)
-    assert right >= 0.9 * len(pairs), (truth, groups)  # a busy machine may split a group; it must not mix them
+    tries = []
+    for _ in range(3):  # waiting is measured: whatever else runs on the machine may spoil one survey, not every one
+        groups = by_path(survey(fabric, python, "round_trip", "41000-41015"))
+        told = {port: group for group, ports in groups.items() for port in ports}
+        right = sum((truth[a] == truth[b]) == (told.get(a) == told.get(b)) for a, b in pairs)
+        if right >= 0.9 * len(pairs):
+            return
+        tries.append((right, dict(groups)))
+    raise AssertionError((truth, tries))
 
 
 @pytest.mark.parametrize("where", ["nobody", "nowhere"])
