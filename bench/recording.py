@@ -114,7 +114,7 @@ def measure(rank: int, quick: bool, path: str, answer: Any) -> None:
     fabric.record_into(recorder.address, recorder.size)
     step, small = training(fabric), torch.zeros(1)
     turn(step, TURN)
-    on, off = in_turns(fabric, step, times=TURN, pairs=80 if quick else 800)
+    on, off = in_turns(fabric, step, times=TURN, pairs=80 if quick else 1600)
     head = recorder.slots_written()
     turn(step, TURN)
     slots = (recorder.slots_written() - head) / TURN

@@ -8,6 +8,7 @@ import os
 import resource
 import runpy
 import sys
+import tempfile
 import traceback
 from collections import Counter
 from collections.abc import Iterator
@@ -148,7 +149,6 @@ class TrialJob(Job):
 def run_trial(plan: TrialPlan, rank: int) -> NoReturn:
     """Run the script as `rank`; the process ends with it."""
     trial = _Trial(plan, rank)
-    notes = trial.notes
     os.environ.update(rank_variables(rank, plan.world, local=plan.local))
     trial.world.enter()
     user_job.join = trial.join  # type: ignore[assignment]
@@ -157,7 +157,7 @@ def run_trial(plan: TrialPlan, rank: int) -> NoReturn:
     _watch_loaders(trial)
     _watch_environment(trial)
     sys.addaudithook(trial.audit)
-    ScratchFiles(Path(plan.directory) / f"files-{rank}", notes).enter()
+    _scratch(trial)
     sys.argv = [plan.script, *plan.arguments]
     sys.path[0] = str(Path(plan.script).resolve().parent)
     try:
@@ -170,6 +170,23 @@ def run_trial(plan: TrialPlan, rank: int) -> NoReturn:
         trial.end("error", error=type(error).__name__, text=str(error), site=_place(trial, error))
         raise
     trial.end("script")
+
+
+def _scratch(trial: _Trial) -> None:
+    """From now on this process writes into its scratch directory, temporary files too; each path is noted once."""
+    directory = Path(trial.plan.directory) / f"files-{trial.rank}"
+    temporary = directory / "tmp"
+    temporary.mkdir(parents=True, exist_ok=True)
+    tempfile.tempdir = os.environ["TMPDIR"] = str(temporary)
+    told: set[tuple[str, str]] = set()
+
+    def tell(what: str, path: str) -> None:
+        if (what, path) not in told:
+            told.add((what, path))
+            trial.notes.keep(Barred(what, path, trial.notes.site()))
+
+    own = os.path.realpath(trial.plan.directory) + os.sep
+    ScratchFiles(directory, free=lambda path: path.startswith(own), told=tell).enter()
 
 
 def _place(trial: _Trial, error: BaseException) -> int:
