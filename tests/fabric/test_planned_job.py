@@ -97,6 +97,33 @@ def test_a_job_keeps_its_flows_apart_and_leaves_a_spine_that_swallows_them(fabri
 
 
 @pytest.mark.long
+def test_flows_leave_a_path_that_became_slow(fabrics, tmp_path: Path) -> None:
+    """One uplink falls to a tenth: its flow, and no other one, goes elsewhere; the uplink is hardly used any more."""
+    fabric = fabrics(FabricPlan(host_mbit=50, uplink_mbit=50))
+    job = PlannedJob(fabric, tmp_path, stage="low_priority")
+    until(lambda: len(job.steps()) >= 25)
+    fabric.slow_uplink(0, 1, mbit=5)
+    slow = len(job.steps())
+
+    def changed() -> dict | None:
+        found = [change for change in job.journal("TrafficChange") if "leaf0>spine1" in change.get("links", ())]
+        return found[0] if found else None
+
+    until(lambda: changed() is not None)
+    until(lambda: len(job.steps()) > slow + 8)
+    at = len(job.steps())
+    sent = fabric.uplink_bytes(0)
+    until(lambda: len(job.steps()) >= min(at + 6, STEPS))
+    after = fabric.uplink_bytes(0)
+    moved = {spine: after[spine] - sent[spine] for spine in range(4)}
+    assert moved[1] < 0.3 * max(moved.values()), moved
+    change = changed()
+    assert change is not None and "leaf1>spine1" not in change["links"]
+    job.finish()
+    assert len(job.steps()) == STEPS
+
+
+@pytest.mark.long
 def test_advice_changes_nothing_but_says_what_it_would_do(fabrics, tmp_path: Path) -> None:
     fabric = fabrics(FabricPlan(host_mbit=200, uplink_mbit=200))
     job = PlannedJob(fabric, tmp_path, stage="advise")
