@@ -12,20 +12,25 @@ __all__ = ["RingWriter"]
 class RingWriter:
     """A ring in a bytearray. `put` adds one operation and its peer slots."""
 
-    def __init__(self, capacity: int, *, rank: int = 3, member: bytes = b"n1-3", offset_ns: int = 10**18) -> None:
+    def __init__(
+        self, capacity: int, *, rank: int = 3, member: bytes = b"n1-3", offset_ns: int = 10**18, generation: int = 5
+    ) -> None:
         self.buffer = bytearray(8192 + 65536 + capacity * 128 + 32768)
         self.capacity = capacity
         self.head = 0
         self.put_at(0, "<8sIIQ", b"KSRING01", 1, 128, capacity)
-        self.put_at(40, "<QqIiIIQ48s", 777, offset_ns, 4242, rank, 5, 1, 12, member)
+        self.put_at(40, "<QqIiIIQ48s", 777, offset_ns, 4242, rank, generation, 1, 12, member)
+        self.generation = generation
 
     def put_at(self, offset: int, layout: str, *values: object) -> None:
         """Pack values anywhere."""
         struct.pack_into(layout, self.buffer, offset, *values)
 
-    def put_group(self, place: int, name: bytes, *, group_hash: int, counts: tuple[int, int, int]) -> None:
+    def put_group(
+        self, place: int, name: bytes, *, group_hash: int, counts: tuple[int, int, int], size: int = 4
+    ) -> None:
         """Fill one entry of the group table."""
-        self.put_at(128 + place * 128, "<56sIIIiQQQI", name, group_hash, 0, 4, 1, *counts, 5)
+        self.put_at(128 + place * 128, "<56sIIIiQQQI", name, group_hash, 0, size, 1, *counts, self.generation)
 
     def reserve(self) -> int:
         """Take the next index without writing its slot."""

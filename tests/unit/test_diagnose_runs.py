@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import pickle
+import zlib
+
 import pytest
 from diagnosed_text import named, ranks
+from dump_files import dump, entry
 from ring_writer import RingWriter
 
 from keepstep.records.finding import Finding, Suspect
 from keepstep.records.incident import Incident
 from keepstep.records.journal_line import encode_line
 from keepstep.records.lifecycle import JobEnded, JobStarted
+from keepstep.records.watch_messages import EvidenceGiven
+from keepstep.service.bundles import Bundles, Retention
 from keepstep.service.diagnosing import diagnose_paths
 
 STARTED = JobStarted(job="gpt", script="train.py", world=4)
@@ -72,6 +78,73 @@ def test_rings_of_an_incident_show_who_is_behind(tmp_path):
         (tmp_path / f"n1-{rank}.ring").write_bytes(bytes(ring.buffer))
     findings = diagnose_paths([tmp_path]).findings
     assert ranks(findings) == {1}
+
+
+NOTE = Finding(
+    job="gpt", kind="healthy", number=1, confidence=0.0, evidence=("the baseline of run x is not used: another world",)
+)
+
+
+@pytest.mark.parametrize(
+    ("rest", "kind", "says"),
+    [
+        ((), "undetermined", "cut off"),
+        ((JobEnded(job="gpt", exit_code=1, why="rank 0 ended with 1"),), "undetermined", "ended with 1"),
+        ((ENDED,), "healthy", "ended well"),
+    ],
+)
+def test_a_note_about_the_baseline_says_nothing_of_the_end(rest, kind, says, tmp_path):
+    answer = diagnose_paths([run_of(tmp_path / "run", STARTED, NOTE, *rest)])
+    (finding,) = answer.findings
+    assert finding.kind == kind and says in finding.evidence[0]
+    assert NOTE.evidence[0] in finding.evidence
+
+
+KILLED = Finding(
+    job="gpt", kind="crash", number=4, suspects=((Suspect(rank=2),),), confidence=0.95, evidence=("SIGKILL",)
+)
+
+
+def put_rings(folder, counts, *, generation=5):
+    folder.mkdir(parents=True)
+    for rank, (queued, finished) in enumerate(counts):
+        ring = RingWriter(64, rank=rank, generation=generation)
+        ring.put_group(0, b"world", group_hash=9, counts=(queued, queued, finished))
+        (folder / f"n1-{rank}.ring").write_bytes(bytes(ring.buffer))
+
+
+def test_one_kill_is_one_fault(tmp_path):
+    """The journal has it as a finding and as an incident, and the rings show who did not come."""
+    run = run_of(tmp_path / "run", STARTED, KILLED, LOSS, ENDED)
+    put_rings(run / "incidents" / "1", [(7, 6), (7, 6), (6, 6), (7, 6)])
+    (finding,) = diagnose_paths([run]).findings
+    assert (finding.kind, named([finding])) == ("crash", [[{"rank": 2, "node": "n1"}]])
+    assert "SIGKILL" in finding.evidence and any("incident 1" in line for line in finding.evidence)
+
+
+def test_rings_of_two_moments_are_not_compared(tmp_path):
+    """Counters begin anew after a change of the membership."""
+    run = run_of(tmp_path / "run", STARTED, ENDED)
+    put_rings(run / "incidents" / "1", [(70, 70), (70, 70), (70, 70), (70, 70)])
+    put_rings(run / "incidents" / "2", [(7, 6), (6, 6), (7, 6), (7, 6)], generation=6)
+    put_rings(run / "findings" / "3", [(9, 9), (9, 9), (9, 9), (9, 9)], generation=6)
+    answer = diagnose_paths([run])
+    assert ranks(answer.findings) == {1}
+    assert not any("several dumps" in line for finding in answer.findings for line in finding.evidence)
+
+
+def test_dumps_in_bundles_are_those_of_their_ranks(tmp_path):
+    """Names of processes count all processes of a node, standbys too."""
+    run = run_of(tmp_path / "run", STARTED)
+    bundles = Bundles(run, Retention(9, 1 << 30))
+    for rank, member in ((0, "m1"), (1, "m0"), (2, "m5"), (3, "m3")):
+        entries = [entry(seq, seq=seq, state="completed") for seq in range(1, 5)]
+        entries += [] if rank == 2 else [entry(9, seq=5)]
+        packed = zlib.compress(pickle.dumps(dump(entries, range(4)), protocol=2))
+        bundles.put_evidence("n1", EvidenceGiven(1, member, rank, dump=packed))
+    bundles.close()
+    answer = diagnose_paths([run])
+    assert ranks(answer.findings) == {2}
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 100, b"KSRING" + b"\xff" * 9000])

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
+import msgspec
+
+from keepstep.diagnosis.group_progress import WORLD
+from keepstep.diagnosis.hang_words import listed
 from keepstep.diagnosis.inspected import diagnose_inspected, inspected_progress
 from keepstep.diagnosis.roll_call import diagnose_reporters
 from keepstep.diagnosis.stragglers import diagnose_tables
@@ -30,22 +34,64 @@ def diagnose_dumps(evidence: Iterable[Evidence]) -> tuple[Finding, ...]:
     """Findings of one job from the evidence of all its files; empty if nothing of it is for this function.
 
     A single `healthy` finding if the evidence speaks of the job and nothing is wrong. Log events and stacks are not
-    looked at. A rank that appears in several dumps counts once, by the dump that goes furthest.
+    looked at. A rank that appears in several dumps of one moment counts once, by the dump that goes furthest.
     """
-    everything = _once_a_rank(list(evidence))
+    given = list(evidence)
+    everything = _once_a_rank(given)
     places = [item for item in everything if isinstance(item, Place)]
     reporters = [item for item in everything if isinstance(item, Reporter)]
     records = [item for item in everything if isinstance(item, CollectiveRecord)]
     groups = [item for item in everything if isinstance(item, GroupProgress)] + list(inspected_progress(records))
     transfers = [item for item in everything if isinstance(item, Transfer)]
     called = diagnose_reporters(reporters, places)
-    hangs = diagnose_hang(groups, transfers, reporters=reporters, places=places)
+    hangs = list(_hangs(groups, transfers, reporters=reporters, places=places, given=given))
     slow = _slow(everything, records)
     findings = [*called, *_not_said_twice(hangs, called), *slow]
     wrong = [finding for finding in findings if finding.kind != "healthy"]
     if not wrong and (groups or reporters):
         return (_fine(groups, reporters), *slow)
     return tuple(wrong or findings[:1])
+
+
+def _hangs(
+    groups: Sequence[GroupProgress],
+    transfers: Sequence[Transfer],
+    *,
+    reporters: Sequence[Reporter],
+    places: Sequence[Place],
+    given: Sequence[Evidence],
+) -> Iterator[Finding]:
+    """Who stands still, in each moment by itself; nobody in dumps of which some are another job's."""
+    moments = [*(group.moment for group in groups), *(transfer.moment for transfer in transfers)]
+    for moment in dict.fromkeys(("", *moments)):
+        then = [group for group in groups if group.moment == moment]
+        moved = [transfer for transfer in transfers if transfer.moment == moment]
+        strange = _two_worlds(item for item in given if isinstance(item, GroupProgress) and item.moment == moment)
+        if strange is not None:
+            yield strange
+            continue
+        for finding in diagnose_hang(then, moved, reporters=reporters, places=places):
+            seen = (f"seen in {moment}",) if moment else ()
+            yield msgspec.structs.replace(finding, evidence=(*finding.evidence, *seen))
+
+
+def _two_worlds(groups: Iterable[GroupProgress]) -> Finding | None:
+    """The finding that dumps do not belong together: they name different members of the group of all ranks."""
+    worlds: dict[tuple[int, ...], GroupProgress] = {}
+    for group in groups:
+        if group.description == WORLD and group.ranks and group.members_known:
+            worlds.setdefault(group.ranks, group)
+    if len(worlds) < 2:
+        return None
+    return Finding(
+        kind="undetermined",
+        confidence=0.3,
+        evidence=(
+            "these are files of two jobs, or of two starts of one: they do not agree who the ranks of the job are",
+            *(f"{group.path}: {len(ranks)} ranks, {listed(ranks)}" for ranks, group in list(worlds.items())[:4]),
+        ),
+        next_probe="the files of each job in a directory of their own",
+    )
 
 
 def _slow(everything: Sequence[Evidence], records: Sequence[CollectiveRecord]) -> list[Finding]:
@@ -111,15 +157,15 @@ def _fine(groups: Sequence[GroupProgress], reporters: Sequence[Reporter]) -> Fin
 
 
 def _once_a_rank(evidence: list[Evidence]) -> list[Evidence]:
-    """The evidence without dumps of a rank that another dump of the same rank goes beyond."""
-    paths: dict[int, dict[str, int]] = {}
+    """The evidence without dumps of a rank that another dump of the same rank and moment goes beyond."""
+    paths: dict[tuple[int, str], dict[str, int]] = {}
     for item in evidence:
         if isinstance(item, GroupProgress) and len(item.positions) == 1 and item.path:
             position = item.positions[0]
-            reached = paths.setdefault(position.rank, {})
+            reached = paths.setdefault((position.rank, item.moment), {})
             reached[item.path] = reached.get(item.path, 0) + (position.queued or 0)
     dropped = {
-        (rank, path) for rank, seen in paths.items() for path in seen if path != max(seen, key=lambda p: seen[p])
+        (rank, path) for (rank, _), seen in paths.items() for path in seen if path != max(seen, key=lambda p: seen[p])
     }
     if not dropped:
         return evidence

@@ -64,8 +64,9 @@ def how_sure(confidence: float) -> str:
 def failure_report(findings: Sequence[Finding], unread: Sequence[Unread] = (), *, read: int = 0) -> str:
     """The whole text: one section for each finding, then what could not be read."""
     lines = [_summary(findings, read=read, unread=len(unread)), ""]
+    several = len({finding.job for finding in findings}) > 1
     for number, finding in enumerate(findings, 1):
-        lines += _section(finding, f"{number}. " if len(findings) > 1 else "")
+        lines += _section(finding, f"{number}. " if len(findings) > 1 else "", job=finding.job if several else "")
         lines.append("")
     if unread:
         lines.append("Not read")
@@ -83,12 +84,15 @@ def _summary(findings: Sequence[Finding], *, read: int, unread: int) -> str:
         return f"{'No fault, but a setting to correct' if setting else 'Nothing wrong was found'} ({files})."
     if not known:
         return f"The cause cannot be determined from what was given ({files})."
-    return f"{len(known)} {'fault' if len(known) == 1 else 'faults'} found ({files})."
+    jobs = len({finding.job for finding in findings})
+    found = f"{len(known)} {'fault' if len(known) == 1 else 'faults'} found"
+    return f"{found} in the files of {jobs} jobs ({files})." if jobs > 1 else f"{found} ({files})."
 
 
-def _section(finding: Finding, number: str) -> list[str]:
+def _section(finding: Finding, number: str, *, job: str) -> list[str]:
     alarm = finding.kind == "healthy" and finding.layer == "configuration"
     lines = _field(f"{number}What happened", _ALARM if alarm else _HAPPENED[finding.kind])
+    lines += _field("Job", job) if job else []
     if finding.suspects:
         lines += _field("First out of pattern", _who(finding.suspects))
     elif finding.kind not in ("healthy", "imbalance", "undetermined"):

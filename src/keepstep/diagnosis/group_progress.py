@@ -9,9 +9,9 @@ import msgspec
 
 from keepstep.records.evidence import CollectiveRecord, GroupProgress, Position, Signature, Transfer
 
-__all__ = ["merged", "progress_of"]
+__all__ = ["WORLD", "merged", "progress_of"]
 
-_WORLD = "default_pg"
+WORLD = "default_pg"
 """What torch calls the group of all ranks."""
 _MOST_RANKS = 1 << 20
 
@@ -23,7 +23,8 @@ def merged(groups: Iterable[GroupProgress]) -> tuple[GroupProgress, ...]:
     """One GroupProgress for each group (same name, same members, same kinds), in order of first appearance.
 
     If a rank appears more than once, its furthest numbers are kept and its signatures joined. Counters that wrapped
-    at 32 bits are put behind the others. Where no report names the members, `ranks` stays empty, except for the world.
+    at 32 bits are put behind the others. Where no report names the members, `ranks` stays empty, except for the world
+    and for groups of whose members as many reported as they have.
     """
     named: dict[tuple[str, str], list[GroupProgress]] = defaultdict(list)
     for group in groups:
@@ -65,6 +66,7 @@ def progress_of(records: Iterable[CollectiveRecord]) -> tuple[tuple[GroupProgres
             ranks=ranks or tuple(sorted(members)),
             positions=tuple(_position(rank, mine) for rank, mine in members.items()),
             description=next(iter(members.values()))[0].description,
+            members_known=bool(ranks),
         )
         for (name, ranks), members in by_group.items()
     ]
@@ -108,10 +110,17 @@ def _joined(same: list[GroupProgress]) -> GroupProgress:
             positions[position.rank] = position if known is None else _further(known, position)
     description = next((group.description for group in same if group.description), "")
     ranks = next((group.ranks for group in same if group.ranks), ())
-    if not ranks and description == _WORLD and positions:
+    if not ranks and {group.size for group in same} == {len(positions)}:
+        ranks = tuple(sorted(positions))
+    named = bool(ranks)
+    if not named and description == WORLD and positions:
         ranks = tuple(range(min(max(positions), _MOST_RANKS) + 1))
     return msgspec.structs.replace(
-        same[0], ranks=ranks, positions=_unwrapped(tuple(positions.values())), description=description
+        same[0],
+        ranks=ranks,
+        positions=_unwrapped(tuple(positions.values())),
+        description=description,
+        members_known=named and all(group.members_known for group in same),
     )
 
 

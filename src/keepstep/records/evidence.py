@@ -112,6 +112,12 @@ class GroupProgress(msgspec.Struct, frozen=True, kw_only=True):
     """Which operations the sequence counts, where a tool counts each kind apart (NCCL RAS); empty: all."""
     snapshot: bool = False
     """Taken from a job that may be running, so that being one operation behind means nothing."""
+    size: int | None = None
+    """How many members it has, where a report does not name them."""
+    members_known: bool = True
+    """Whether `ranks` are all members; if not, they are only those that spoke."""
+    moment: str = ""
+    """Of which moment it tells, where there are several of one job: numbers of two moments are not compared."""
     path: str = ""
 
 
@@ -124,6 +130,7 @@ class Transfer(msgspec.Struct, frozen=True, kw_only=True):
     group: str = ""
     sequence: int | None = None
     queued: float | None = None
+    moment: str = ""
     path: str = ""
 
 

@@ -57,7 +57,7 @@ class Bundles:
             self._submit(piece.finding, f"{name}.stack.txt", data=piece.stack.encode())
         if piece.counters:
             self._submit(piece.finding, f"{name}.counters.json", data=piece.counters + b"\n")
-        for packed, ending in ((piece.ring, "ring"), (piece.dump, "dump")):
+        for packed, ending in ((piece.ring, "ring"), (piece.dump, f"rank{piece.rank}.dump")):
             if packed and (whole := _unpacked(packed)):
                 self._submit(piece.finding, f"{name}.{ending}", data=whole)
 

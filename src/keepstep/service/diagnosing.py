@@ -6,10 +6,12 @@ import contextlib
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import cast
 
 import msgspec
 
 from keepstep.diagnosis.dump_verdict import diagnose_dumps
+from keepstep.diagnosis.jobs_apart import JobEvidence, jobs_apart
 from keepstep.diagnosis.log_findings import diagnose_logs
 from keepstep.diagnosis.log_hang import explained_by_logs
 from keepstep.errors import KeepstepError, RecordError
@@ -19,10 +21,11 @@ from keepstep.intake.log_text import READER as LOG_READER
 from keepstep.intake.pasted_text import fenced_blocks
 from keepstep.intake.reading import HEAD_BYTES, Reader, head_of
 from keepstep.intake.timings import READER as TIMINGS
-from keepstep.records.evidence import LogEvent, StackSample, Unread
-from keepstep.records.finding import Finding
+from keepstep.records.evidence import Evidence, LogEvent, StackSample, Unread
+from keepstep.records.finding import Finding, Suspect
+from keepstep.records.finding_words import ranks_of
 from keepstep.service.diagnosis_inputs import find_inputs
-from keepstep.service.run_evidence import RING_READER, findings_of_run
+from keepstep.service.run_evidence import RING_READER, findings_of_run, in_its_moment
 
 __all__ = ["READERS", "Diagnosis", "as_json", "diagnose_paths"]
 
@@ -50,7 +53,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
 
 
 def diagnose_paths(paths: list[Path], *, tell: _Tell = lambda _: None) -> Diagnosis:
-    """Diagnose everything below `paths` as one job. `tell` is told about long work.
+    """Diagnose everything below `paths`: one job, or several if it cannot be one. `tell` is told about long work.
 
     Raises UsageError if a path does not exist or there is nothing to read, RecordError if nothing could be read.
     """
@@ -60,10 +63,10 @@ def diagnose_paths(paths: list[Path], *, tell: _Tell = lambda _: None) -> Diagno
         if number and number % _TELL_FILES == 0:
             tell(f"{number} of {len(inputs.files)} files read")
         gathered.read_file(path, tell)
-    run_findings: list[Finding] = []
+    by_run: dict[str, list[Finding]] = {}
     for directory in inputs.runs:
         found, unread = findings_of_run(directory)
-        run_findings += found
+        by_run[str(directory)] = found
         gathered.unread += unread
         if not unread:
             gathered.read.append((str(directory), "keepstep run directory"))
@@ -73,8 +76,7 @@ def diagnose_paths(paths: list[Path], *, tell: _Tell = lambda _: None) -> Diagno
             where=gathered.unread[0].path if gathered.unread else str(paths[0]),
             remedy="give logs, stacks, Flight Recorder dumps, RAS output or tables of step times",
         )
-    findings = _together(run_findings, gathered)
-    return Diagnosis(tuple(findings), tuple(gathered.read), tuple(gathered.unread))
+    return Diagnosis(_by_job(by_run, gathered), tuple(gathered.read), tuple(gathered.unread))
 
 
 class _Gathered:
@@ -130,7 +132,7 @@ class _Gathered:
                         self._take(reader, part)
 
     def _take(self, reader: Reader, path: Path) -> None:
-        for item in reader.read(path):
+        for item in in_its_moment(reader.read(path), path):
             if isinstance(item, Unread):
                 self.unread.append(item)
             elif isinstance(item, StackSample):
@@ -154,16 +156,52 @@ def _reason(error: BaseException) -> str:
     return getattr(error, "strerror", None) or "the file is damaged"
 
 
-def _together(run_findings: list[Finding], gathered: _Gathered) -> list[Finding]:
+def _by_job(by_run: dict[str, list[Finding]], gathered: _Gathered) -> tuple[Finding, ...]:
+    """Findings of each job; those that blame first, the surest first."""
+    whole = JobEvidence(
+        others=cast(list[Evidence], gathered.others),
+        events=gathered.events,
+        stacks=gathered.stacks,
+        runs=list(by_run),
+    )
+    found: list[Finding] = []
+    for job in jobs_apart(whole):
+        mine = _together([finding for run in job.runs for finding in by_run[run]], job)
+        named = next((finding.job for finding in mine if finding.job), "")
+        name = f"{named} ({job.name})" if named and job.name else named or job.name
+        found += [
+            msgspec.structs.replace(finding, job=name, evidence=(*finding.evidence, *job.doubts)) for finding in mine
+        ]
+    return tuple(sorted(found, key=lambda finding: (finding.kind == "healthy", -finding.confidence)))
+
+
+def _together(run_findings: list[Finding], job: JobEvidence) -> list[Finding]:
     """Findings of all sources: those that say nothing step back where another source says something."""
-    dumps = diagnose_dumps(gathered.others)  # type: ignore[arg-type]
-    logs = diagnose_logs(gathered.events, gathered.stacks)
-    explained = explained_by_logs(dumps, gathered.events, stacks=gathered.stacks)
+    dumps = _not_told_by_run(diagnose_dumps(job.others), run_findings)
+    logs = diagnose_logs(job.events, job.stacks)
+    explained = explained_by_logs(dumps, job.events, stacks=job.stacks)
     sources = (run_findings, explained, logs)
     deciding = [source for source in sources if any(_decides(finding) for finding in source)]
     found = _without_doubles(finding for source in deciding or sources for finding in source)
-    kept = [finding for finding in found if finding.kind != "healthy"] if deciding else _one_answer(found)
-    return sorted(kept, key=lambda finding: -finding.confidence)
+    return [finding for finding in found if finding.kind != "healthy"] if deciding else _one_answer(found)
+
+
+def _not_told_by_run(findings: Iterable[Finding], told: Iterable[Finding]) -> list[Finding]:
+    """Without hangs in which whoever is suspected may be somebody that the run itself named: one fault, not two."""
+    named = {rank for finding in told if _decides(finding) for rank in ranks_of(finding)}
+    return [
+        finding
+        for finding in findings
+        if not (
+            finding.kind.endswith("_hang")
+            and finding.suspects
+            and all(any(rank in named for rank in _ends(suspects)) for suspects in finding.suspects)
+        )
+    ]
+
+
+def _ends(suspects: Iterable[Suspect]) -> set[int | None]:
+    return {rank for one in suspects for rank in (one.rank, one.source, one.destination, *(one.link or ()))}
 
 
 def _decides(finding: Finding) -> bool:
@@ -198,16 +236,30 @@ def _without_doubles(findings: Iterable[Finding]) -> list[Finding]:
             kept.append(finding)
             continue
         better, other = (same, finding) if same.confidence >= finding.confidence else (finding, same)
-        layer = better.layer if better.layer != "undetermined" else other.layer
         kept[kept.index(same)] = msgspec.structs.replace(
-            better, layer=layer, evidence=tuple(dict.fromkeys((*better.evidence, *other.evidence)))
+            better,
+            layer=better.layer if better.layer != "undetermined" else other.layer,
+            suspects=max((better.suspects, other.suspects), key=_nodes),
+            evidence=tuple(dict.fromkeys((*better.evidence, *other.evidence))),
         )
     return kept
 
 
 def _same(first: Finding, second: Finding) -> bool:
     layers = {first.layer, second.layer} - {"undetermined"}
-    return first.kind == second.kind and first.suspects == second.suspects and bool(first.suspects) and len(layers) < 2
+    return first.kind == second.kind and bool(first.suspects) and len(layers) < 2 and _whom(first) == _whom(second)
+
+
+def _whom(finding: Finding) -> tuple[frozenset[object], ...]:
+    """The suspects; a rank is the same rank with its node and without."""
+    return tuple(
+        frozenset(suspect if suspect.rank is None else suspect.rank for suspect in group) for group in finding.suspects
+    )
+
+
+def _nodes(suspects: Iterable[Iterable[Suspect]]) -> int:
+    """How many suspects come with their node."""
+    return sum(one.node is not None for group in suspects for one in group)
 
 
 def as_json(diagnosis: Diagnosis) -> str:

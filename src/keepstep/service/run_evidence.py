@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import msgspec
+
 from keepstep.errors import KeepstepError
 from keepstep.records.events import Event
-from keepstep.records.evidence import Evidence, GroupProgress, Position, Unread
+from keepstep.records.evidence import Evidence, GroupProgress, Position, Transfer, Unread
 from keepstep.records.finding import Finding, Suspect
 from keepstep.records.incident import PHASES, Incident
 from keepstep.records.lifecycle import JobEnded, JobStarted, StepProgress
-from keepstep.records.ring import decode_ring
+from keepstep.records.ring import GroupState, decode_ring
+from keepstep.service.bundles import BUNDLES_FOLDER
 from keepstep.service.run_directory import is_running
 from keepstep.store.journal import read_journal
 
-__all__ = ["RING_READER", "RingReader", "findings_of_run"]
+__all__ = ["RING_READER", "RingReader", "findings_of_run", "in_its_moment"]
 
 _LARGEST_RING = 1 << 30
 _NEWEST = 4096
@@ -25,14 +27,18 @@ _NEWEST = 4096
 def findings_of_run(directory: Path) -> tuple[list[Finding], list[Unread]]:
     """The findings that the run itself wrote, one for each loss it repaired, and what of it could not be read.
 
-    A run without any is `healthy` if it ended well or still goes on.
+    A run without any that blames is `healthy` if it ended well or still goes on.
     """
     try:
         events, _ = read_journal(directory)
     except KeepstepError as error:
         return [], [Unread(path=str(directory), why=error.what)]
     found = [*_written(events), *(_of_incident(event) for event in events if isinstance(event, Incident))]
-    return (found or [_quiet(events, running=is_running(directory))]), []
+    if all(finding.kind == "healthy" for finding in found):
+        quiet = _quiet(events, running=is_running(directory))
+        notes = tuple(line for finding in found for line in finding.evidence)
+        found = [msgspec.structs.replace(quiet, evidence=(*quiet.evidence, *notes))]
+    return found, []
 
 
 def _written(events: Iterable[Event]) -> list[Finding]:
@@ -105,19 +111,40 @@ class RingReader:
         return path.suffix == ".ring"
 
     def read(self, path: Path) -> Iterator[Evidence]:
-        """How far the member was in each of its groups. A file that is no ring raises RecordError."""
+        """How far the member was in each of its groups. A file that is no ring raises RecordError.
+
+        Counters begin anew in every generation, and each folder is of another moment: only rings of one folder and
+        generation are compared.
+        """
         with path.open("rb") as file:
             content = file.read(_LARGEST_RING + 1)
         ring = decode_ring(content[:_LARGEST_RING], newest=_NEWEST)
         header = ring.header
-        by_name: dict[str, list[Position]] = defaultdict(list)
+        by_name: dict[str, GroupState] = {}
         for group in header.groups:
             if group.generation == header.generation and group.lane == 0:
-                by_name[group.name].append(
-                    Position(rank=header.rank, queued=group.queued, started=group.started, finished=group.finished)
-                )
-        for name, positions in by_name.items():
-            yield GroupProgress(group=name, ranks=(), positions=tuple(positions[:1]), path=str(path))
+                by_name.setdefault(group.name, group)
+        for group in by_name.values():
+            yield GroupProgress(
+                group=group.name,
+                ranks=(),
+                positions=(
+                    Position(rank=header.rank, queued=group.queued, started=group.started, finished=group.finished),
+                ),
+                size=group.size,
+                moment=f"{path.parent}, generation {header.generation}",
+                path=str(path),
+            )
 
 
 RING_READER = RingReader()
+
+
+def in_its_moment(items: Iterable[Evidence], path: Path) -> Iterator[Evidence]:
+    """The evidence of a file; dumps in a bundle are of the moment at which its finding was made."""
+    bundled = path.parent.name.isdigit() and path.parent.parent.name == BUNDLES_FOLDER
+    for item in items:
+        if bundled and isinstance(item, GroupProgress | Transfer) and not item.moment:
+            yield msgspec.structs.replace(item, moment=str(path.parent))
+        else:
+            yield item
