@@ -137,11 +137,12 @@ def _origins(watch: Watch, finding: Finding, *, now: float, limit: float) -> Ite
 
 
 def _suspected(watch: Watch, finding: Finding) -> list[int]:
-    """The ranks that a finding suspects, those of a node included."""
+    """The ranks that a finding suspects, those of a node and both ends of a path included."""
     suspects = [one for group in finding.suspects for one in group]
     nodes = {one.node for one in suspects if one.node}
     there = {rank for rank, seen in watch.seen.items() if seen.node in nodes}
-    return sorted({one.rank for one in suspects if one.rank is not None} | there)
+    ends = {rank for one in suspects for rank in (one.rank, one.source, one.destination, *(one.link or ()))}
+    return sorted({rank for rank in ends if rank is not None} | there)
 
 
 def _excuse(watch: Watch, seen: Seen, *, now: float, limit: float) -> str:
@@ -194,4 +195,7 @@ def _links(watch: Watch, finding: Finding, *, now: float, limit: float) -> Itera
         key = "hang:link:" + ",".join(f"{a}>{b}" for a, b in stuck[:4])
     else:
         key = f"hang:{finding.group or 'transfer'}"
+        receivers = [one.destination for group in finding.suspects for one in group if one.destination is not None]
+        if finding.group and receivers:
+            finding = held_by_links(watch, finding, ranks=receivers) or finding
     yield Verdict(key=key, finding=finding, since=watch.history.done + 1)

@@ -128,14 +128,22 @@ def _groups(case: LogCase, positions: dict[str, dict[int, Position]]) -> list[Gr
         if "description" in event.fields
     }
     world, _ = case.world()
+    told = {event.rank for event in case.of("group_status")}
     found = []
     for group, ranks in positions.items():
         usable = tuple(position for position in ranks.values() if position.queued is not None)
         members = sorted(ranks)
-        if group == _DEFAULT and world is not None and world <= 100_000 and max(members, default=0) < world:
+        whole = group == _DEFAULT and world is not None and world <= 100_000 and max(members, default=0) < world
+        if whole and world is not None:
             members = list(range(world))
         if len(usable) > 1:
             found.append(
-                GroupProgress(group=group, ranks=tuple(members), positions=usable, description=described.get(group, ""))
+                GroupProgress(
+                    group=group,
+                    ranks=tuple(members),
+                    positions=usable,
+                    description=described.get(group, ""),
+                    members_known=whole and told >= set(members),
+                )
             )
     return found

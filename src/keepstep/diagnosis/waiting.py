@@ -17,7 +17,7 @@ from scipy.sparse.csgraph import connected_components
 
 from keepstep.records.evidence import GroupProgress, Position, Transfer
 
-__all__ = ["Blocker", "WaitGraph", "wait_graph"]
+__all__ = ["Blocker", "WaitGraph", "is_lost_between_two", "wait_graph"]
 
 _MOST_FRONTIERS = 16
 """Different oldest operations of one group that are looked at one by one; a hang has few."""
@@ -200,12 +200,31 @@ def _mark_stuck(graph: WaitGraph, index: int, *, blocker: Blocker) -> None:
     """Waiters of an operation that all have queued and most have finished: what holds them is their own."""
     if not blocker.passed or blocker.missing or blocker.silent or blocker.group is None:
         return
+    if is_lost_between_two(blocker):
+        return
     if len(blocker.waiters) + len(blocker.elsewhere) > max(1, len(blocker.passed)):
         return
     if _is_rooted(blocker) and len(blocker.passed) < len(blocker.group.positions) - 1:
         return
     for rank in blocker.waiters:
         graph.stuck[rank] = index
+
+
+def is_lost_between_two(blocker: Blocker) -> bool:
+    """Whether it is the newest collective that one of two members finished, while the other still waits in it.
+
+    Bytes that were swallowed on their way look like that: their sender has done its part, and no later collective can
+    end. A device that stopped may look the same. If its peer has finished later ones, those passed the same way.
+    """
+    group = blocker.group
+    return (
+        group is not None
+        and group.members_known
+        and len(group.ranks) == 2
+        and len(blocker.passed) == len(blocker.waiters) == 1
+        and not (blocker.missing or blocker.silent)
+        and max(position.finished or 0 for position in group.positions) == blocker.sequence
+    )
 
 
 def _is_ending(blocker: Blocker) -> bool:

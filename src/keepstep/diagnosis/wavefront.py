@@ -14,7 +14,7 @@ from keepstep.diagnosis.group_progress import merged
 from keepstep.diagnosis.hang_words import about, listed, title
 from keepstep.diagnosis.mismatch import mismatches
 from keepstep.diagnosis.silent_ranks import silent_findings
-from keepstep.diagnosis.waiting import Blocker, WaitGraph, wait_graph
+from keepstep.diagnosis.waiting import Blocker, WaitGraph, is_lost_between_two, wait_graph
 from keepstep.records.evidence import GroupProgress, Place, Reporter, Transfer
 from keepstep.records.finding import Finding, Suspect
 
@@ -140,12 +140,13 @@ def _origin(graph: WaitGraph, ranks: list[int], *, notes: dict[int, Reporter], n
 def _end_at_operation(graph: WaitGraph, index: int) -> Finding:
     """Everybody who reported has reached the operation, and it does not finish."""
     blocker = graph.blockers[index]
+    if is_lost_between_two(blocker):
+        return _lost_between_two(graph, index)
     victims = graph.victims_of((), (index,))
     involved = sorted({*blocker.waiters, *blocker.elsewhere})
     suspects: tuple[Suspect, ...] = tuple(Suspect(rank=rank) for rank in involved)
     if blocker.transfer is not None:
-        pair = (blocker.transfer.source, blocker.transfer.destination)
-        suspects = (Suspect(source=pair[0]), Suspect(destination=pair[1]), Suspect(link=pair))
+        suspects = _ways(blocker.transfer.source, blocker.transfer.destination)
     unsure = blocker.group is not None and not blocker.group.ranks
     if unsure and len(involved) < 2:
         return Finding(
@@ -172,8 +173,38 @@ def _end_at_operation(graph: WaitGraph, index: int) -> Finding:
     )
 
 
+def _lost_between_two(graph: WaitGraph, index: int) -> Finding:
+    """One of two members has finished, the other waits: what the first one sent did not arrive."""
+    blocker = graph.blockers[index]
+    (source,), (destination,) = blocker.passed, blocker.waiters
+    assert blocker.group is not None
+    return Finding(
+        kind="communication_hang",
+        layer="undetermined",
+        group=blocker.group.group,
+        sequence=blocker.sequence,
+        suspects=(_ways(source, destination),),
+        victims=tuple(rank for rank in graph.victims_of((), (index,)) if rank not in (source, destination)),
+        confidence=0.6,
+        evidence=(
+            f"{title(blocker)}: rank {source} has finished it, and no later one; rank {destination} waits in it",
+            f"what rank {source} sent did not reach the call of rank {destination}: its sending, the link, or the "
+            "receiving (a device that stopped would look the same)",
+        ),
+        next_probe=f"transfer from rank {source} to rank {destination}; stack of rank {destination}, counters of both",
+    )
+
+
+def _ways(source: int, destination: int) -> tuple[Suspect, ...]:
+    """What may hold up bytes from one rank to another."""
+    return (Suspect(source=source), Suspect(destination=destination), Suspect(link=(source, destination)))
+
+
 def _circle(graph: WaitGraph, ranks: list[int], *, blockers: list[int]) -> Finding:
-    """Ranks that wait for each other: they called the collectives in different orders."""
+    """Ranks that wait for each other: they called the collectives in different orders, or a message was lost."""
+    lost = _awaited(graph, blockers)
+    if len(lost) == len(blockers):
+        return _circle_of_messages(graph, ranks, blockers=blockers, lost=lost)
     certain = all(graph.blockers[index].missing for index in blockers)
     evidence = [about(graph.blockers[index], ranks) for index in blockers[:4]]
     return Finding(
@@ -181,9 +212,44 @@ def _circle(graph: WaitGraph, ranks: list[int], *, blockers: list[int]) -> Findi
         layer="application",
         suspects=(tuple(Suspect(rank=rank) for rank in sorted(ranks)),),
         victims=graph.victims_of(ranks),
-        confidence=0.8 if certain else 0.5,
-        evidence=(f"{listed(sorted(ranks))} wait for each other in a circle", *evidence),
+        confidence=0.8 if certain and not lost else 0.5,
+        evidence=(
+            f"{listed(sorted(ranks))} wait for each other in a circle",
+            *evidence,
+            *(f"or the message from rank {a} to rank {b} was sent and did not arrive" for a, b in lost[:4]),
+        ),
         next_probe="the Python stacks of these ranks: in which order does each call the collectives of its groups?",
+    )
+
+
+def _awaited(graph: WaitGraph, blockers: list[int]) -> list[tuple[int, int]]:
+    """The messages among the operations that only their receiver waits for: their sender may have sent them."""
+    transfers = [(graph.blockers[index], graph.blockers[index].transfer) for index in blockers]
+    return [
+        (one.source, one.destination)
+        for blocker, one in transfers
+        if one is not None and blocker.waiters == [one.destination] and blocker.missing == [one.source]
+    ]
+
+
+def _circle_of_messages(
+    graph: WaitGraph, ranks: list[int], *, blockers: list[int], lost: list[tuple[int, int]]
+) -> Finding:
+    """Each waits for a message of the next: one of them was lost on its way, or each waits before it sends."""
+    ends = {rank for pair in lost for rank in pair}
+    return Finding(
+        kind="communication_hang",
+        layer="undetermined",
+        suspects=(tuple(Suspect(link=pair) for pair in lost),),
+        victims=tuple(rank for rank in graph.victims_of(ranks) if rank not in ends),
+        confidence=0.5 if len(lost) == 2 else 0.4,
+        evidence=(
+            f"{listed(sorted(ranks))} wait for each other's messages in a circle",
+            *(about(graph.blockers[index], ranks) for index in blockers[:4]),
+            "one of these messages was sent and did not arrive; or all of them wait for a message before they send",
+        ),
+        next_probe="; ".join(f"transfer from rank {a} to rank {b}" for a, b in lost[:4])
+        + "; the Python stacks of these ranks: does each receive before it sends?",
     )
 
 
