@@ -150,7 +150,10 @@ def _called_too_many(case: LogCase, report: HangReport) -> Finding | None:
 
 
 def _without_numbers(case: LogCase, report: HangReport) -> list[Finding]:
-    """Time-outs without numbers to compare: who waits is known, who is missing only by being silent."""
+    """Time-outs without numbers to compare: who waits is known; who is missing is one who speaks, but not of waiting.
+
+    Several ranks of whom there is no line at all are not suspected: their logs may just be missing.
+    """
     waiting = sorted(report.waiting)
     if not waiting:
         return []
@@ -161,7 +164,9 @@ def _without_numbers(case: LogCase, report: HangReport) -> list[Finding]:
     bars = unfinished_bars(case)
     if bars:
         return [_prepares(bars[0], waiting, others=others, evidence=evidence)]
-    if others and len(others) <= len(waiting):
+    heard = sorted(case.speakers() & set(others))
+    named = heard or (others if len(others) == 1 else [])
+    if named and len(others) <= len(waiting):
         evidence.append(
             f"nothing was heard of the time-out from {listed(others)}"
             + (", if the number of ranks given is right" if claimed else "")
@@ -169,11 +174,9 @@ def _without_numbers(case: LogCase, report: HangReport) -> list[Finding]:
         return [
             Finding(
                 kind="noncommunication_hang",
-                suspects=tuple((Suspect(rank=rank),) for rank in others)
-                if len(others) == 1
-                else (tuple(Suspect(rank=rank) for rank in others),),
+                suspects=(tuple(Suspect(rank=rank) for rank in named),),
                 victims=tuple(waiting),
-                confidence=0.5 - (0.1 if claimed else 0.0),
+                confidence=0.5 - (0.1 if claimed or len(named) < len(others) else 0.0),
                 evidence=tuple(evidence),
                 next_probe=_STACKS,
             )
@@ -182,7 +185,7 @@ def _without_numbers(case: LogCase, report: HangReport) -> list[Finding]:
     evidence.append(
         "all ranks wait in it: network, devices and a call that differs cannot be told apart from these lines"
         if everybody
-        else "who did not come cannot be told: the other ranks' logs are missing here"
+        else f"who did not come cannot be told: nothing of it is here from {listed(others) if others else 'others'}"
     )
     return [
         Finding(
@@ -190,7 +193,7 @@ def _without_numbers(case: LogCase, report: HangReport) -> list[Finding]:
             victims=tuple(waiting),
             confidence=0.3,
             evidence=tuple(evidence),
-            next_probe=f"logs of all ranks; {_STACKS}",
+            next_probe=f"logs of {listed(others) if others else 'all ranks'}; {_STACKS}",
         )
     ]
 
@@ -333,7 +336,11 @@ def _unreachable(case: LogCase) -> list[Finding]:
 
 
 def _half_initialised(case: LogCase) -> list[Finding]:
-    """NCCL: ranks of one communicator that began and did not complete, or that disagree about its size."""
+    """NCCL: ranks of the largest communicator that began and did not complete, or that disagree about its size.
+
+    If it is complete on one rank, all its ranks have come: those without a line did not log. Nor is a majority without
+    a line suspected.
+    """
     inits = case.of("nccl_init", claims=False)
     sizes: dict[str, set[str]] = {}
     for event in inits:
@@ -341,11 +348,12 @@ def _half_initialised(case: LogCase) -> list[Finding]:
     wrong = [identity for identity, found in sizes.items() if identity != "?" and len(found) > 1]
     if wrong:
         return [_sizes_disagree(case, wrong[0])]
+    world = max((int(event.fields["nranks"]) for event in inits), default=0)
+    whole = [event for event in inits if int(event.fields["nranks"]) == world]
     began, ended = (
-        {int(event.fields["rank"]) for event in inits if event.fields["state"].upper() == state}
+        {int(event.fields["rank"]) for event in whole if event.fields["state"].upper() == state}
         for state in ("START", "COMPLETE")
     )
-    world = max((int(event.fields["nranks"]) for event in inits), default=0)
     if (
         not began
         or not (ended or case.has("watchdog_timeout", "peer_closed", "nccl_connect_failed"))
@@ -353,8 +361,8 @@ def _half_initialised(case: LogCase) -> list[Finding]:
     ):
         return []
     late = sorted(began - ended) if ended else []
-    never = [rank for rank in range(min(world, 100_000)) if rank not in began]
-    if not late and not never:
+    never = [] if ended else [rank for rank in range(min(world, 100_000)) if rank not in began]
+    if not late and (not never or (len(never) > len(began) and not case.speakers() & set(never))):
         return []
     return [
         Finding(
@@ -364,7 +372,7 @@ def _half_initialised(case: LogCase) -> list[Finding]:
             confidence=0.65 if never else 0.55,
             evidence=(
                 f"{len(began)} of {world} ranks began to initialise NCCL, {len(ended)} completed",
-                quotation(inits[0]),
+                quotation(whole[0]),
             ),
             next_probe="the logs of these ranks before this point; can their nodes reach the address of rank 0?",
         )
