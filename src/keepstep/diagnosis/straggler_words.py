@@ -10,7 +10,16 @@ from keepstep.diagnosis.lateness import Lateness, runs_of
 from keepstep.records.finding import Finding, Layer, Suspect
 from keepstep.records.timing_table import TimingTable
 
-__all__ = ["Slow", "common_stall", "imbalance", "slow_finding", "too_little"]
+__all__ = [
+    "Slow",
+    "common_stall",
+    "extra_seconds",
+    "imbalance",
+    "layer_of",
+    "probe_of",
+    "slow_finding",
+    "too_little",
+]
 
 _LAYERS: dict[str, Layer] = {
     "data": "dataloader",
@@ -41,6 +50,16 @@ class Slow:
     share: float
 
 
+def layer_of(phase: str) -> Layer:
+    """Whose problem it is that a phase takes long, as far as its name says."""
+    return _LAYERS.get(phase, "undetermined")
+
+
+def probe_of(phase: str) -> str:
+    """What would make it certain."""
+    return _PROBES.get(phase, _USUAL_PROBE)
+
+
 def slow_finding(table: TimingTable, lateness: Lateness, *, item: Slow, by_chance: float) -> Finding:
     """One member that is slow for long, or for a while."""
     first, last = int(lateness.steps[item.first]), int(lateness.steps[item.last])
@@ -64,15 +83,15 @@ def slow_finding(table: TimingTable, lateness: Lateness, *, item: Slow, by_chanc
     certain = 0.9 if whole else 0.8 if until_the_end else 0.75
     if item.ratio < 1.15 and table.phase != "communication":
         certain -= 0.2
-    extra = _extra_seconds(lateness, item) if table.unit_known and table.phase != "communication" else None
+    extra = extra_seconds(lateness, item) if table.unit_known and table.phase != "communication" else None
     return Finding(
         kind="compute_slow",
-        layer=_LAYERS.get(table.phase, "undetermined"),
+        layer=layer_of(table.phase),
         suspects=((_suspect(table, lateness, row=item.row),),),
         victims=_others(table, lateness, row=item.row),
         confidence=certain - 0.2 * min(1.0, by_chance),
         evidence=tuple(evidence),
-        next_probe=_PROBES.get(table.phase, _USUAL_PROBE),
+        next_probe=probe_of(table.phase),
         cost=None if extra is None else extra * len(lateness.members),
     )
 
@@ -152,7 +171,7 @@ def too_little() -> Finding:
     )
 
 
-def _extra_seconds(lateness: Lateness, item: Slow) -> float:
+def extra_seconds(lateness: Lateness, item: Slow) -> float:
     """Median extra time of the member per step over its peers' median, s."""
     part = slice(item.first, item.last + 1)
     seconds, ratio = lateness.seconds[item.row, part], lateness.ratio[item.row, part]

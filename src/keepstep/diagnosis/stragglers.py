@@ -12,6 +12,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from keepstep.diagnosis.lateness import Lateness, lateness_of, runs_of
+from keepstep.diagnosis.slow_nodes import nodes_of, slow_node
 from keepstep.diagnosis.straggler_words import Slow, common_stall, imbalance, slow_finding, too_little
 from keepstep.records.evidence import StepTiming
 from keepstep.records.finding import Finding
@@ -92,23 +93,45 @@ def _strongest(findings: list[Finding]) -> list[Finding]:
 
 
 def _of_phase(table: TimingTable, lateness: Lateness) -> list[Finding]:
-    """Findings of one phase."""
-    slow = _persistent(lateness)
-    known = {item.row for item in slow}
-    slow += _one_of_each(_bursts(lateness, known), _spells(lateness, known))
-    share = _share_of_step(table, lateness)
-    if share < 0.01:
+    """Findings of one phase: nodes that are slow as a whole, then members."""
+    if _share_of_step(table, lateness) < 0.01:
         return []
+    found, there = _of_nodes(table, lateness)
+    slow = [item for item in _slow(lateness) if item.row not in there]
     if len(slow) > max(2, len(lateness.members) // 4) or _alike(lateness, slow):
-        return [imbalance(table, lateness, slow=slow)] if _worth(slow) else []
-    if slow:
-        return [slow_finding(table, lateness, item=item, by_chance=_rotation(lateness)) for item in slow]
+        return [*found, *([imbalance(table, lateness, slow=slow)] if _worth(slow) else [])]
+    if slow or found:
+        chance = _rotation(lateness)
+        return [*found, *(slow_finding(table, lateness, item=item, by_chance=chance) for item in slow)]
     stall = common_stall(table, lateness, least=_STALL)
     if stall is not None:
         return [stall]
     if _rotation(lateness) > 0.2 or lateness.noise > _UNEVEN:
         return [imbalance(table, lateness, slow=[])]
     return [imbalance(table, lateness, slow=heavy)] if (heavy := _heavy_role(lateness)) else []
+
+
+def _of_nodes(table: TimingTable, lateness: Lateness) -> tuple[list[Finding], set[int]]:
+    """Findings about nodes all of whose members are late, and the rows of these members."""
+    nodes = nodes_of(table, lateness)
+    slow = [] if nodes is None else _slow(nodes.lateness)
+    if nodes is None or len(slow) > max(1, len(nodes.names) // 4) or _alike(nodes.lateness, slow):
+        return [], set()
+    found: list[Finding] = []
+    there: set[int] = set()
+    for item in slow:
+        finding = slow_node(table, lateness, nodes=nodes, item=item)
+        if finding is not None:
+            found.append(finding)
+            there.update(nodes.rows[item.row].tolist())
+    return found, there
+
+
+def _slow(lateness: Lateness) -> list[Slow]:
+    """Rows that are late in most of the steps, or for a while."""
+    slow = _persistent(lateness)
+    known = {item.row for item in slow}
+    return [*slow, *_one_of_each(_bursts(lateness, known), _spells(lateness, known))]
 
 
 def _persistent(lateness: Lateness) -> list[Slow]:

@@ -20,18 +20,8 @@ _MEMBER: tuple[str, ...] = (
     "process_id",
 )
 _MEMBER += ("proc", "proc_id", "member", "task", "task_id", "trainer", "trainer_id", "replica", "gpu", "gpu_id")
-_MEMBER += (
-    "gpu_rank",
-    "device",
-    "device_id",
-    "host",
-    "hostname",
-    "host_name",
-    "node",
-    "node_id",
-    "node_name",
-    "machine",
-)
+_HOST: tuple[str, ...] = ("host", "hostname", "host_name", "node", "node_id", "node_name", "machine")
+_MEMBER += ("gpu_rank", "device", "device_id", *_HOST)
 _STEP: tuple[str, ...] = (
     "step",
     "global_step",
@@ -88,6 +78,8 @@ class Columns:
     """Which column is which; names are those of the table."""
 
     member: str | None = None
+    host: str | None = None
+    """Where the member runs, where that is not the member itself."""
     step: str | None = None
     whole: str | None = None
     """Duration of the step, or the value where `phase` says what it is of."""
@@ -112,12 +104,14 @@ def meaning_of(names: Iterable[str], text_columns: Iterable[str] = ()) -> Column
     words = set(text_columns)
     found = Columns()
     found.member = _first(plain, _MEMBER)
+    found.host = _first({name: text for name, text in plain.items() if name != found.member}, _HOST)
     found.step = _first(plain, _STEP)
     for axis, spellings in _AXES.items():
         column = _first(plain, spellings)
         if column is not None and column not in words:
             found.axes[axis] = column
-    rest = {name: text for name, text in plain.items() if name not in (found.member, found.step, *found.axes.values())}
+    taken = (found.member, found.host, found.step, *found.axes.values())
+    rest = {name: text for name, text in plain.items() if name not in taken}
     found.phase = next(
         (name for name, text in rest.items() if name in words and text in (*_PHASE_COLUMN, "stage")), None
     )

@@ -239,6 +239,7 @@ class _Rows:
     path: str
     names: tuple[str, ...] = ()
     axes: dict[str, np.ndarray] = field(default_factory=dict)
+    nodes: dict[int, str] = field(default_factory=dict)
 
     def timings(self, phase: str, column: str, *, seconds: np.ndarray, chosen: np.ndarray | None = None) -> TimingTable:
         """The table of one phase: `seconds` in the unit that the name of `column` says, of the `chosen` rows."""
@@ -256,6 +257,7 @@ class _Rows:
             names=self.names,
             unit_known=unit is not None,
             coordinates={axis: values.astype(np.int64) for axis, values in axes.items()},
+            nodes=self.nodes,
             path=self.path,
         )
 
@@ -267,7 +269,9 @@ def _by_row(table: pa.Table, columns: Columns, *, path: str) -> Iterator[TimingT
     step = _numbers(table, columns.step) if columns.step else _running_number(who)
     if not np.isfinite(step).any():
         step = _running_number(who)
-    rows = _Rows(who, step, path, names, {axis: _numbers(table, column) for axis, column in columns.axes.items()})
+    nodes = _nodes(table, columns.host, who=who) if columns.host and not names else {}
+    axes = {axis: _numbers(table, column) for axis, column in columns.axes.items()}
+    rows = _Rows(who, step, path, names, axes, nodes)
     if columns.phase is not None and columns.whole is not None:
         said = np.array([str(value) for value in table.column(columns.phase).to_pylist()])
         seconds = _numbers(table, columns.whole)
@@ -278,6 +282,18 @@ def _by_row(table: pa.Table, columns: Columns, *, path: str) -> Iterator[TimingT
     wanted = ({columns.whole: "step"} if columns.whole else {}) | columns.phases
     for column, phase in wanted.items():
         yield rows.timings(phase, column, seconds=_numbers(table, column))
+
+
+def _nodes(table: pa.Table, name: str, *, who: np.ndarray) -> dict[int, str]:
+    """The host of each member; of one that moved, the last."""
+    said = table.column(name).combine_chunks().dictionary_encode()
+    words = said.dictionary.to_pylist()
+    hosts = [f"{word:g}" if isinstance(word, float) else str("" if word is None else word) for word in words]
+    place = np.asarray(pc.fill_null(said.indices, -1).to_numpy(zero_copy_only=False))
+    known = np.isfinite(who) & (place >= 0)
+    members, newest = np.unique(who[known][::-1], return_index=True)
+    places = place[known][::-1][newest]
+    return {int(member): hosts[at] for member, at in zip(members.tolist(), places.tolist(), strict=True) if hosts[at]}
 
 
 def _running_number(who: np.ndarray) -> np.ndarray:

@@ -31,6 +31,8 @@ class TimingTable:
     """Whether `seconds` are seconds; if not, they are only comparable with each other."""
     coordinates: dict[str, npt.NDArray[np.int64]] = field(default_factory=dict)
     """`dp`, `tp`, `stage`, `ep` of each entry, where the table has them."""
+    nodes: dict[int, str] = field(default_factory=dict)
+    """The host on which each member runs, where the table says it beside the rank."""
     path: str = ""
 
 
@@ -51,6 +53,7 @@ def tables_of(timings: Iterable[StepTiming]) -> tuple[TimingTable, ...]:
                 coordinates={
                     axis: np.array([row.coordinates.get(axis, -1) for row in rows], dtype=np.int64) for axis in axes
                 },
+                nodes={row.rank: row.node for row in rows if row.node is not None},
             )
         )
     return tuple(found)
@@ -72,5 +75,6 @@ def joined(parts: Sequence[TimingTable]) -> TimingTable:
         names=names,
         unit_known=all(part.unit_known for part in parts),
         coordinates={axis: np.concatenate([part.coordinates[axis] for part in parts]) for axis in axes},
+        nodes={} if names else {who: node for part in parts for who, node in part.nodes.items()},
         path=parts[0].path,
     )
