@@ -73,6 +73,28 @@ def test_groups_and_peers_are_summed():
     assert peers["sent"].tolist() == [600, 600]
 
 
+def test_the_group_table_goes_up_where_a_group_is_new_and_then_rarely():
+    """A window that carries it is longer, and the next one waits for that."""
+    ring, summariser, told = RingWriter(4096), Summariser(), []
+    for step in range(40):
+        began = START + step * 1000 * MS
+        ring.put_span(span(SpanKind.STEP, step, began, ended=began + 100 * MS))
+        ring.put(call(step, began + 40 * MS, began + 60 * MS, sequence=step, group=77 if step < 5 else 78))
+        window = summariser.drain(ring.buffer, HostSample(), now_ns=began + 500 * MS).window
+        told += [step] if window.groups else []
+    assert told == [0, 5, 35]
+
+
+def test_a_new_generation_tells_its_groups_again():
+    ring, summariser = written(2), Summariser()
+    assert summariser.drain(ring.buffer, HostSample(), now_ns=START + 10**9).window.groups
+    ring.put_at(64, "<I", 6)
+    began = START + 2000 * MS
+    ring.put_span(span(SpanKind.STEP, 0, began, ended=began + 100 * MS, generation=6))
+    ring.put(msgspec.structs.replace(call(0, began + MS, began + 9 * MS), generation=6))
+    assert summariser.drain(ring.buffer, HostSample(), now_ns=began + 500 * MS).window.groups
+
+
 def test_data_before_the_step_counts_as_data_and_not_as_outside():
     ring = RingWriter(64)
     ring.put_span(span(SpanKind.STEP, 0, START, ended=START + 10 * MS))

@@ -31,8 +31,9 @@ _PROGRESS_S = 0.45
 _LOOK_BACK = 2048
 """Slots that progress looks at, at least: what a member used to call tells whether its newest call is unusual."""
 
-_GROUPS_S = 0.95
-"""How often the group table goes up: nothing is decided by it step by step."""
+_GROUPS_S = 30.0
+"""How often the group table goes up again, for an analysis that began later. A window that carries it is longer, and
+the next one waits for that; so it goes up at once only where a group is new."""
 
 
 class Drained(msgspec.Struct, frozen=True):
@@ -61,6 +62,7 @@ class Summariser:
         self._lost = 0
         self._tallies: Table | None = None
         self._tallied_ns = 0
+        self._told: set[tuple[int, int]] = set()
 
     def due(self, now_ns: int) -> bool:
         """Whether `drain` may have something to say; before that there is no need to read the host's counters."""
@@ -102,6 +104,7 @@ class Summariser:
             return None
         if header.generation != self._generation:
             self._generation, self._last_step, self._last_end = header.generation, -1, 0
+            self._tallies, self._told = None, set()
         self._groups = entries
         return MemberProfile(rank=header.rank, generation=header.generation, groups=entries)
 
@@ -111,7 +114,8 @@ class Summariser:
         rows = step_rows(slots, steps)
         groups, peers = group_rows(slots, steps, entries=self._groups)
         self._tallies = merged_rows(self._tallies, groups)
-        told = now_ns - self._tallied_ns >= _GROUPS_S * 1e9
+        known = set(self._tallies[["hash", "lane"]].tolist())
+        told = not known <= self._told or now_ns - self._tallied_ns >= _GROUPS_S * 1e9
         window = MemberSummary(
             rank=header.rank,
             generation=header.generation,
@@ -128,6 +132,7 @@ class Summariser:
         )
         if told:
             self._tallies, self._tallied_ns = None, now_ns
+            self._told |= known
         self._before, self._before_ns, self._lost = host, now_ns, 0
         self._last_step, self._last_end = window.last_step, window.ended_ns
         self._cursor = _next_cursor(slots, window.last_step, cursor=self._cursor)

@@ -85,7 +85,8 @@ class MemberSummary(msgspec.Struct, frozen=True, array_like=True):
     `ended_ns` is the monotonic time of the end of the last step on the member's host. `cpu_us` and `run_delay_us`
     are what the process used and what it waited for a CPU over `span_us` of the host's clock. `lost` counts slots
     that were overwritten before they were read. Tables: `steps` one STEP_ROW a step, `peers` at most `MAX_PEER_ROWS`
-    PEER_ROWs; `groups` one GROUP_ROW a group, about once a second and over all steps since the last one (else empty).
+    PEER_ROWs; `groups` one GROUP_ROW a group over all steps since the last one, now and then and where a group is new
+    (else empty).
     """
 
     rank: int
