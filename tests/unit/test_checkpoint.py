@@ -29,11 +29,16 @@ def member(seed: int, *, role: str = "", width: int = 60) -> TrackedState:
     return TrackedState(net, optimizer, role=role)
 
 
-def write(directory: Path, steps: list[int], *, keep: int = 3) -> list[TrackedState]:
+def writers_in(directory: Path, *, keep: int = 3) -> list[CheckpointWriter]:
+    """One of each rank."""
+    return [CheckpointWriter(directory, rank=rank, world=WORLD, keep=keep) for rank in range(WORLD)]
+
+
+def write(directory: Path, steps: list[int], *, writers: list[CheckpointWriter] | None = None) -> list[TrackedState]:
     """Ranks 0 and 2 hold the same state, rank 1 another one."""
     states = [member(1, role="a"), member(2, role="b"), member(1, role="a")]
     replicas = {rank: state.replica_key() for rank, state in enumerate(states)}
-    writers = [CheckpointWriter(directory, rank=rank, world=WORLD, keep=keep) for rank in range(WORLD)]
+    writers = writers or writers_in(directory)
     for step in steps:
         for rank, writer in enumerate(writers):
             writer.save(step, states[rank], private=f"{rank}@{step}".encode(), replicas=replicas)
@@ -42,6 +47,11 @@ def write(directory: Path, steps: list[int], *, keep: int = 3) -> list[TrackedSt
     for writer in writers:
         writer.close()
     return states
+
+
+def names_in(directory: Path) -> list[str]:
+    """The directories of the steps that are there."""
+    return sorted(place.name for place in directory.iterdir())
 
 
 def test_every_rank_finds_its_state_and_its_private_part(tmp_path: Path) -> None:
@@ -133,21 +143,59 @@ def test_other_layouts_are_refused(tmp_path: Path) -> None:
 
 
 def test_only_the_newest_complete_steps_are_kept(tmp_path: Path) -> None:
-    write(tmp_path, [1, 2, 3, 4], keep=2)
-    kept = {place.name for place in tmp_path.iterdir()}
+    writers = writers_in(tmp_path, keep=2)
+    write(tmp_path, [1, 2, 3, 4], writers=writers)
+    kept = set(names_in(tmp_path))
     assert {"step-00000003", "step-00000004"} <= kept <= {"step-00000002", "step-00000003", "step-00000004"}
-    for rank in range(WORLD):
-        CheckpointWriter(tmp_path, rank=rank, world=WORLD, keep=2).retain()
-    assert {place.name for place in tmp_path.iterdir()} == {"step-00000003", "step-00000004"}
+    for writer in writers:
+        writer.retain()
+    assert names_in(tmp_path) == ["step-00000003", "step-00000004"]
 
 
 def test_incomplete_steps_do_not_push_out_complete_ones(tmp_path: Path) -> None:
-    write(tmp_path, [1], keep=1)
-    writer = CheckpointWriter(tmp_path, rank=0, world=WORLD, keep=1)
-    writer.save(2, member(1, role="a"), private=b"")
-    writer.close()
+    writers = writers_in(tmp_path, keep=1)
+    write(tmp_path, [1], writers=writers)
+    for step in (2, 3):
+        writers[0].save(step, member(1, role="a"), private=b"")
+    writers[0].close()
     steps, skipped = valid_steps(tmp_path, rank=0, world=WORLD)
-    assert steps == [1] and skipped == ["step 2: the parts of ranks [1, 2] are missing"]
+    missing = [f"step {step}: the parts of ranks [1, 2] are missing" for step in (2, 3)]
+    assert steps == [1] and skipped == missing
+
+
+def test_newer_steps_of_a_larger_world_do_not_push_out_what_is_written_now(tmp_path: Path) -> None:
+    write(tmp_path, [800, 900, 1000])
+    writer = CheckpointWriter(tmp_path, rank=0, world=1, keep=3)
+    for step in (100, 200, 300, 400):
+        writer.save(step, member(1), private=b"")
+    assert writer.valid_steps()[0] == [200, 300, 400]
+    for step in (800, 1000, 1200):
+        writer.save(step, member(1), private=b"")
+    assert writer.valid_steps()[0] == [800, 1000, 1200]
+    writer.close()
+
+
+def test_newer_steps_that_are_damaged_do_not_push_out_what_is_written_now(tmp_path: Path) -> None:
+    write(tmp_path, [70, 80, 90])
+    for step in (80, 90):
+        damage(step_directory(tmp_path, step), "torn")
+    writers = writers_in(tmp_path, keep=2)
+    for rank, writer in enumerate(writers):
+        writer.load(70, member(9, role="aba"[rank]))
+    write(tmp_path, [71, 72, 73], writers=writers)
+    for rank, writer in enumerate(writers):
+        writer.retain()
+        assert valid_steps(tmp_path, rank=rank, world=WORLD)[0][:2] == [72, 73]
+
+
+def test_a_checkpoint_of_mixed_worlds_is_complete_for_nobody(tmp_path: Path) -> None:
+    write(tmp_path, [10])
+    writer = CheckpointWriter(tmp_path, rank=0, world=2, keep=1)
+    for step in (5, 10):
+        writer.save(step, member(1), private=b"")
+    writer.close()
+    assert "step-00000005" in names_in(tmp_path)
+    assert not (step_directory(tmp_path, 10) / ".metadata").exists()
 
 
 def test_a_full_disk_is_reported_once_and_training_goes_on(tmp_path: Path) -> None:

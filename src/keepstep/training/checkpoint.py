@@ -77,6 +77,9 @@ def step_directory(directory: Path, step: int) -> Path:
 class CheckpointWriter:
     """Writes the checkpoints of one rank in a thread, one at a time, and keeps the newest `keep` complete steps.
 
+    Steps that it has neither written nor loaded do not count: another rank may have found them damaged, or another job
+    may have left them.
+
     What goes wrong (a full disk) is told to `on_problem` (default: a log warning) once, until writing works again;
     training goes on. `alone`: the directory is this node's; every rank writes its whole state and looks at no other's.
     """
@@ -103,6 +106,9 @@ class CheckpointWriter:
         self._block: Block | None = None
         self._copy: StateCopy | None = None
         self._failing = False
+        self._known: set[int] = set()  # steps written or loaded here
+        self._complete: set[int] = set()  # those of them whose parts were all seen
+        self._last = 0
 
     def save(
         self, step: int, state: TrackedState, *, private: bytes, replicas: Mapping[int, str] | None = None
@@ -140,7 +146,9 @@ class CheckpointWriter:
     def load(self, step: int, state: Giver) -> bytes:
         """As the function, for this rank and directory, after what is being written."""
         self.wait()
-        return load(self._directory, step, rank=self._rank, world=self._world, state=state, ranks=self._ranks)
+        private = load(self._directory, step, rank=self._rank, world=self._world, state=state, ranks=self._ranks)
+        self._known.add(step)
+        return private
 
     def wait(self) -> None:
         """Wait until nothing is being written."""
@@ -158,6 +166,8 @@ class CheckpointWriter:
             part.copy.run()
         try:
             self._write(part)
+            self._known.add(part.step)
+            self._last = part.step
             self.retain()
         except OSError as error:
             if not self._failing:
@@ -175,7 +185,9 @@ class CheckpointWriter:
         """Data, header, page, in this order; what was there of the same step counts no more. Raises OSError."""
         rank, place = self._rank, step_directory(self._directory, part.step)
         place.mkdir(parents=True, exist_ok=True)
-        (place / page_name(rank)).unlink(missing_ok=True)
+        self._complete.discard(part.step)
+        for name in (METADATA, page_name(rank)):
+            (place / name).unlink(missing_ok=True)
         header, data_nbytes, data_sha256 = Header(part.private), 0, ""
         if part.copy is not None and part.described is not None:
             manifest = part.copy.manifest
@@ -201,9 +213,7 @@ class CheckpointWriter:
 
     def _join(self, place: Path, step: int) -> None:
         """Whoever finds all parts there makes the file by which `torch.distributed.checkpoint` finds its way."""
-        if (place / METADATA).exists() and step not in self._complete():
-            (place / METADATA).unlink(missing_ok=True)
-        if _missing(self._directory, step, ranks=range(self._world)):
+        if not _all_written(self._directory, step, ranks=range(self._world), world=self._world):
             return
         try:
             headers = (read_header(place / file_name(rank))[0] for rank in range(self._world))
@@ -211,27 +221,32 @@ class CheckpointWriter:
         except TornRecord as error:
             _log.warning("the checkpoint of step %d is whole only for keepstep: %s", step, error)
 
-    def _complete(self) -> list[int]:
-        """The steps of which all parts are there that this rank must see."""
-        steps = _steps(self._directory)
-        return [step for step in steps if not _missing(self._directory, step, ranks=self._ranks)]
-
     def retain(self) -> None:
         """Remove the own files of steps older than the newest `keep` complete ones; done after every checkpoint.
 
-        The others may still be writing then: one step more than `keep` stays until the next time. Raises OSError.
+        The others may still be writing then: one step more than `keep` stays until the next time. Steps behind the one
+        written last are left alone: the job has gone back and will come to them again. Raises OSError.
         """
-        steps, complete = _steps(self._directory), self._complete()
+        complete = [step for step in sorted(self._known) if step <= self._last and self._is_complete(step)]
         if len(complete) < self._keep:
             return
-        for step in steps:
-            if step >= complete[-self._keep]:
+        oldest = complete[-self._keep]
+        self._known = {step for step in self._known if step >= oldest}
+        self._complete &= self._known
+        for step in _steps(self._directory):
+            if step >= oldest:
                 break
             place = step_directory(self._directory, step)
             names = (page_name(self._rank), file_name(self._rank), data_name(self._rank))
             for name in (METADATA, *names, *(f".{name}.tmp" for name in names)):
                 (place / name).unlink(missing_ok=True)
             _remove_empty(place)
+
+    def _is_complete(self, step: int) -> bool:
+        """Whether all parts are there that this rank must see."""
+        if step not in self._complete and _all_written(self._directory, step, ranks=self._ranks, world=self._world):
+            self._complete.add(step)
+        return step in self._complete
 
 
 def _remove_empty(place: Path) -> None:
@@ -256,6 +271,17 @@ def _missing(directory: Path, step: int, *, ranks: Sequence[int]) -> list[int]:
     """Those of `ranks` whose file or page is not there."""
     place = step_directory(directory, step)
     return [rank for rank in ranks if not ((place / page_name(rank)).exists() and (place / file_name(rank)).exists())]
+
+
+def _all_written(directory: Path, step: int, *, ranks: Sequence[int], world: int) -> bool:
+    """Whether the parts of `ranks` are there, written by a job of `world` ranks."""
+    if _missing(directory, step, ranks=ranks):
+        return False
+    place = step_directory(directory, step)
+    try:
+        return all(read_page(place / page_name(rank)).world == world for rank in ranks)
+    except (TornRecord, OSError):
+        return False
 
 
 def _check(directory: Path, step: int, *, rank: int, world: int) -> Page:
