@@ -99,6 +99,35 @@ def test_stages_that_name_their_layers_alike_do_not_mix(tmp_path: Path) -> None:
     assert fresh.digest() == TrackedState(last, role="last").digest()
 
 
+def test_experts_of_equal_names_and_shapes_do_not_vanish(tmp_path: Path) -> None:
+    """What is equal is there once, under its own name; what differs is there of every rank."""
+    shared, experts = nn.Linear(3, 3), [nn.Linear(4, 4), nn.Linear(4, 4)]
+    models = [nn.ModuleDict({"shared": shared, "expert": expert}) for expert in experts]
+    place = write(tmp_path, 1, [TrackedState(model, role=f"{rank}") for rank, model in enumerate(models)])
+    wanted = {"model.expert.weight": torch.zeros(4, 4), "__1_0/model.expert.weight": torch.zeros(4, 4)}
+    dcp.load(wanted, checkpoint_id=place, no_dist=True)
+    for got, expert in zip(wanted.values(), experts, strict=True):
+        assert torch.equal(got, expert.weight)
+    names = dcp.FileSystemReader(place).read_metadata().state_dict_metadata
+    assert [name for name in names if "shared.weight" in name] == ["model.shared.weight"]
+
+
+def test_shards_of_another_tensor_of_that_name_stand_for_themselves(tmp_path: Path) -> None:
+    """Two ranks shard one tensor, two others another one of the same name and size."""
+    for rank in range(4):
+        with group(rank % 2, 2):
+            state = TrackedState(sharded((2,), ("shard",), seed=rank // 2), role=f"{rank // 2}")
+            own = {n: p.to_local().detach().clone() for n, p in state.modules["model"].named_parameters()}
+            writer = CheckpointWriter(tmp_path, rank=rank, world=4)
+            writer.save(1, state, private=b"")
+            writer.close()
+    name, shard = next((name, one) for name, one in own.items() if one.numel())
+    wanted = {f"__3_0/model.{name}": torch.zeros(shard.shape)}
+    dcp.load(wanted, checkpoint_id=step_directory(tmp_path, 1), no_dist=True)
+    (got,) = wanted.values()
+    assert torch.equal(got, shard)
+
+
 def old_checkpoint(directory: Path, state: TrackedState, *, step: int) -> None:
     """What keepstep wrote before: header and bytes in one file."""
     place = step_directory(directory, step)

@@ -13,6 +13,7 @@ from typing import IO, Any
 
 import msgspec
 import torch
+import xxhash
 
 __all__ = ["ItemPlace", "Sink", "write_tensor", "write_value"]
 
@@ -21,11 +22,15 @@ _DATE = (1980, 1, 1, 0, 0, 0)
 
 
 class ItemPlace(msgspec.Struct, frozen=True, array_like=True):
-    """One item of a data file: `offset` and `length` of the archive, `start` of a tensor's bytes (-1: no tensor)."""
+    """One item of a data file: `offset` and `length` of the archive.
+
+    Of a tensor also `start` of its bytes (-1: no tensor) and their `digest` (XXH3; empty in older files).
+    """
 
     offset: int
     length: int
     start: int = -1
+    digest: str = ""
 
 
 class Sink:
@@ -65,7 +70,7 @@ class _Records:
 
 def write_tensor(sink: Sink, tensor: torch.Tensor, *, data: memoryview) -> ItemPlace:
     """Append `tensor`, whose bytes are `data` (contiguous, in host memory). Raises OSError."""
-    offset, start = sink.nbytes, -1
+    offset, start, hasher = sink.nbytes, -1, xxhash.xxh3_128()
     records = _Records()
     torch.serialization._save(tensor, records, torch.serialization.pickle, 2, False)
     with zipfile.ZipFile(sink, "w", zipfile.ZIP_STORED) as archive:  # type: ignore[call-overload]
@@ -79,8 +84,9 @@ def write_tensor(sink: Sink, tensor: torch.Tensor, *, data: memoryview) -> ItemP
                 start = sink.nbytes
                 for piece in range(0, len(data), _PIECE):
                     out.write(data[piece : piece + _PIECE])
+                    hasher.update(data[piece : piece + _PIECE])
         archive.writestr(zipfile.ZipInfo("archive/version", _DATE), "3\n")
-    return ItemPlace(offset, sink.nbytes - offset, start)
+    return ItemPlace(offset, sink.nbytes - offset, start, hasher.hexdigest())
 
 
 def write_value(sink: Sink, value: object) -> ItemPlace:

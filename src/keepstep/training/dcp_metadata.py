@@ -17,6 +17,7 @@ from keepstep.training.dcp_names import Part, Value
 __all__ = ["METADATA", "Contents", "write_metadata"]
 
 METADATA = ".metadata"
+_Content = tuple[str, tuple[int, ...], str]  # dtype, shape, digest
 
 
 class Contents(msgspec.Struct, frozen=True):
@@ -34,8 +35,8 @@ class Contents(msgspec.Struct, frozen=True):
 def write_metadata(place: Path, contents: Iterable[Contents], *, rank: int) -> None:
     """Write `.metadata` into `place`; several ranks may do so at once. Raises OSError.
 
-    Where two ranks have a tensor of the same name and another size, which plain DCP cannot tell apart (stages that name
-    their layers alike), the later one's name gets the rank in front.
+    Where two ranks have tensors of the same name and another size or content, which plain DCP cannot tell apart (stages
+    that name their layers alike, experts), the later one's own part stands for itself, with the file's name in front.
     """
     from torch.distributed.checkpoint import FileSystemWriter
     from torch.distributed.checkpoint.metadata import Metadata
@@ -60,7 +61,7 @@ class _Building:
         self.state: dict[str, object] = {}
         self.paths: dict[str, tuple[str | int, ...]] = {}
         self.results: list[object] = []
-        self._known: set[tuple[str, tuple[int, ...]]] = set()
+        self._known: dict[tuple[str, tuple[int, ...]], _Content] = {}
 
     def add(self, one: Contents) -> None:
         """The items of one rank."""
@@ -72,22 +73,30 @@ class _Building:
     def _tensor(self, part: Part, dtype: str, *, shape: tuple[int, ...], place: ItemPlace, file: str) -> None:
         from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorProperties, TensorStorageMetadata
 
-        size = torch.Size(part.size)
-        name = part.name
-        found = self.state.get(name)
-        if found is not None and not (isinstance(found, TensorStorageMetadata) and found.size == size):
-            name = f"{file.removesuffix('.distcp')}/{name}"
-            found = self.state.get(name)
+        if 0 in shape and 0 not in part.size:
+            return
+        content = (dtype, shape, place.digest)
+        if not self._fits(part, content):
+            part = Part(f"{file.removesuffix('.distcp')}/{part.name}", shape, (0,) * len(shape))
+        name, found = part.name, self.state.get(part.name)
         if found is None:
-            found = TensorStorageMetadata(TensorProperties(dtype=getattr(torch, dtype)), size, [])
+            found = TensorStorageMetadata(TensorProperties(dtype=getattr(torch, dtype)), torch.Size(part.size), [])
             self.state[name] = found
             self.paths.setdefault(name, tuple(name.split(".", 1)) if "." in name else (name,))
-        if (name, part.offsets) in self._known or (0 in shape and 0 not in part.size):
+        if (name, part.offsets) in self._known:
             return
-        self._known.add((name, part.offsets))
+        self._known[name, part.offsets] = content
         assert isinstance(found, TensorStorageMetadata)
         found.chunks.append(ChunkStorageMetadata(torch.Size(part.offsets), torch.Size(shape)))
         self._item(name, place, offsets=part.offsets, file=file)
+
+    def _fits(self, part: Part, content: _Content) -> bool:
+        """Whether the tensor that has this name so far can be the one that `part` is of."""
+        found = self.state.get(part.name)
+        return found is None or (
+            getattr(found, "size", None) == torch.Size(part.size)
+            and self._known.get((part.name, part.offsets), content) == content
+        )
 
     def _value(self, value: Value, place: ItemPlace, *, file: str) -> None:
         from torch.distributed.checkpoint.metadata import BytesStorageMetadata
