@@ -45,6 +45,24 @@ def test_a_lost_shard_comes_from_its_mirror(tmp_path: Path, even: str, point: st
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("point", ["forward", "updated"])
+def test_an_iterator_goes_on_in_the_joiner_and_goes_back_a_step_in_the_others(
+    tmp_path: Path, even: str, point: str
+) -> None:
+    job = run_and_kill(tmp_path / "run", [f"2:7:{point}"], "--fsdp", "--generator")
+    incident = repaired(job, even)
+    assert incident["source"] == "mirror" and "is an iterator" in job.text()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.long
+def test_iterators_that_cannot_go_back_to_the_checkpoint_start_again(tmp_path: Path, even: str) -> None:
+    words = ("--fsdp", "--generator", "--no-mirror", "--checkpoint", str(tmp_path / "checkpoints"))
+    incident = repaired(run_and_kill(tmp_path / "run", ["2:7:forward"], *words), even)
+    assert "restart 1 of" in incident["note"]
+
+
+@pytest.mark.long
 def test_two_losses_with_owner_and_holder_go_to_the_next_rung(tmp_path: Path, even: str) -> None:
     """Rank 3 holds the mirror of rank 2."""
     words = ("--fsdp", "--checkpoint", str(tmp_path / "checkpoints"), "--pace", "0.1")

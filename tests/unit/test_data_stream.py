@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -21,9 +22,12 @@ from torch.utils.data import (
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from keepstep.errors import StateError, TornRecord, UsageError
+from keepstep.training.checkpoint import CheckpointWriter
 from keepstep.training.data import Batches
-from keepstep.training.private import apply, capture
+from keepstep.training.private import apply, capture, within_reach
 from keepstep.training.rng import capture_rng, restore_rng
+from keepstep.training.state import TrackedState
+from keepstep.training.tiers import Tier, Tiers
 
 SIZE = 21
 
@@ -312,12 +316,94 @@ def test_streams_that_cannot_go_on_say_so() -> None:
     other = Batches(count())
     other.seek(endless.position())
     assert next(other) == 4
-    with pytest.raises(StateError, match="back"):
-        endless.seek(endless.position())
     with pytest.raises(StateError):
         Batches([1, 2]).seek(endless.position())
     with pytest.raises(StateError):
         Batches([1, 2]).seek({"epoch": "?"})
+
+
+def of_iterator(stream: Batches, steps: range, *, kept: int = 0) -> list[bytes]:
+    """Makes `steps` of two batches each, keeping those of the last `kept` steps; gives the states at their starts."""
+    states = []
+    for version in steps:
+        stream.begin_step(version, oldest=version - kept)
+        states.append(capture([stream]))
+        next(stream)
+        next(stream)
+        stream.commit()
+    return states
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3])
+def test_an_iterator_goes_on_where_another_one_was_although_it_was_rehearsed_with(steps: int) -> None:
+    lost = Batches(count())
+    for _ in range(steps):
+        lost.begin_step()
+        next(lost)
+        next(lost)
+        lost.commit()
+    private = capture([lost])
+    found = Batches(count())
+    found.begin_step()
+    next(found)
+    next(found)
+    found.redo()
+    apply(private, [found])
+    assert [next(found) for _ in range(5)] == [next(lost) for _ in range(5)]
+    assert found.position()["consumed"] == 2 * steps
+
+
+def test_an_iterator_goes_back_as_far_as_its_batches_are_kept() -> None:
+    stream = Batches(count())
+    states = of_iterator(stream, range(6), kept=2)
+    assert [within_reach(state, [stream]) for state in states] == [False, False, False, True, True, True]
+    apply(states[3], [stream])
+    of_iterator(stream, range(3, 4), kept=1)
+    stream.begin_step(4, oldest=3)
+    assert [next(stream) for _ in range(2)] == [8, 9]
+    stream.redo()
+    assert [next(stream) for _ in range(6)] == [8, 9, 10, 11, 12, 13]
+    assert within_reach(states[3], [stream]) and not within_reach(states[2], [stream])
+    with pytest.raises(StateError, match="back"):
+        apply(states[2], [stream])
+
+
+def test_random_draws_are_the_same_after_an_iterator_went_back() -> None:
+    def noise() -> Iterator[float]:
+        while True:
+            yield torch.rand(()).item()
+
+    stream, states, drawn = Batches(noise()), [], []
+    for version in (0, 1, 2, 3, 1, 2, 3):
+        if len(states) == 4 and len(drawn) == 4:
+            apply(states[1], [stream])
+        stream.begin_step(version, oldest=0)
+        states.append(capture([stream]))
+        drawn.append((next(stream), torch.rand(()).item(), next(stream)))
+        stream.commit()
+    assert drawn[1:4] == drawn[4:7] and states[1:4] == states[4:7]
+
+
+def test_an_iterator_with_fewer_batches_is_named() -> None:
+    lost = Batches(count())
+    states = of_iterator(lost, range(3))
+    found = Batches(iter([0, 1, 2]))
+    next(found)
+    with pytest.raises(StateError, match="fewer batches"):
+        apply(states[2], [found])
+
+
+def test_checkpoints_that_an_iterator_cannot_go_back_to_are_left_out(tmp_path: Path) -> None:
+    stream, state = Batches(count()), TrackedState(torch.nn.Linear(2, 2))
+    tiers = Tiers()
+    tiers.set([Tier(CheckpointWriter(tmp_path, rank=0, world=1), 1)])
+    tiers.save(2, state, private=of_iterator(stream, range(3))[2], replicas={})
+    assert tiers.valid_steps([stream])[0] == (2,)
+    stream.begin_step(3)
+    steps, (skipped,), local = tiers.valid_steps([stream])
+    assert steps == local == () and "step 2" in skipped and "iterator" in skipped
+    assert tiers.valid_steps([Batches(count())])[0] == (2,)
+    tiers.close()
 
 
 def test_all_generators_come_back() -> None:

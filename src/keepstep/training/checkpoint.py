@@ -143,6 +143,10 @@ class CheckpointWriter:
         self.wait()
         return valid_steps(self._directory, rank=self._rank, world=self._world, ranks=self._ranks)
 
+    def private(self, step: int) -> bytes:
+        """The private part of this rank in a step that is valid."""
+        return read_header(step_directory(self._directory, step) / file_name(self._rank))[0].private
+
     def load(self, step: int, state: Giver) -> bytes:
         """As the function, for this rank and directory, after what is being written."""
         self.wait()

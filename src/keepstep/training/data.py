@@ -3,10 +3,12 @@
 Limits: random draws that a dataset makes inside worker processes, or an IterableDataset's worker shards under
 augmentation, are not part of the position: after a swap such draws differ from those the lost rank would have made.
 A sampler that draws from a global generator item by item, between other draws of the script, cannot be replayed.
+An iterator (a generator) is read forward only; it goes back as far as its batches are kept (`Batches.begin_step`).
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -38,6 +40,11 @@ class _Mark:
     consumed: int
     start: dict[str, Any] | None
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """Grows along the stream."""
+        return self.epoch, self.consumed
+
 
 @dataclass(frozen=True)
 class _Made:
@@ -62,15 +69,17 @@ class Batches:
 
     `begin_step` marks a boundary, `redo` goes back to it (the same objects come again, and the random generators go
     on from where they stood after the object had been made), `commit` moves the boundary here.
-    `position` says where the last boundary is, `seek` takes a fresh process there. `name` appears in errors. How long
-    the source takes is told to `spans`, its first batch to `on_first`.
+    `position` says where the last boundary is, `seek` takes a fresh process there. `once`: the source is an iterator,
+    which does not begin again. `name` appears in errors. How long the source takes is told to `spans`, its first batch
+    to `on_first`.
     """
 
     def __init__(self, source: Any, *, name: str = "data", spans: Spans = NO_SPANS) -> None:
         if not hasattr(source, "__iter__"):
             raise UsageError(f"the data stream {name} is a {type(source).__name__}", remedy="give an iterable")
+        self.name = name
+        self.once = hasattr(source, "__next__")
         self._source = source
-        self._name = name
         self._spans = spans
         self.on_first: Callable[[Any], None] | None = None
         self._generators = generators_of(source)
@@ -81,6 +90,10 @@ class Batches:
         self._now: list[bytes] = []
         self._taken: list[_Made] = []
         self._again: deque[_Made] = deque()
+        self._behind: deque[_Made] = deque()  # of an iterator: what a way back needs,
+        self._ahead: deque[_Made] = deque()  # what it gives again after one,
+        self._floor = self._here.place  # the first place it can go back to,
+        self._begun: dict[int, tuple[int, int]] = {}  # and where the steps since then began
         self._own: _Own | None = None
         self._settle()
 
@@ -93,14 +106,14 @@ class Batches:
         return self
 
     def __next__(self) -> Any:
-        if self._again:
-            made = self._again.popleft()
+        if self._again or self._ahead:
+            made = (self._again or self._ahead).popleft()
             if made.rng is not None:
                 restore_rng(made.rng)
         else:
             before = fingerprint()
             with self._spans.span(SpanKind.DATA):
-                batch = self._fetch()
+                batch = self._fetch(self.take)
             if self.on_first is not None:
                 self.on_first(batch)
                 self.on_first = None
@@ -108,10 +121,19 @@ class Batches:
         self._taken.append(made)
         return made.batch
 
-    def begin_step(self) -> None:
-        """A step begins: whatever was taken before counts."""
+    def begin_step(self, version: int = 0, *, oldest: int | None = None) -> None:
+        """The step behind `version` updates begins: whatever was taken before counts.
+
+        The batches of an iterator are kept from the step behind `oldest` updates on (None: from this one on), so that
+        it can go back there.
+        """
         self.commit()
-        if self._own is None and not self._again:
+        if self.once:
+            self._begun[version] = self._boundary.place
+            oldest = version if oldest is None else min(oldest, version)
+            self._begun = {step: place for step, place in self._begun.items() if oldest <= step <= version}
+            self._keep_from(min(self._begun.values()))
+        if self._own is None and not (self._again or self._ahead):
             self._own = self._own_state()
 
     def redo(self) -> None:
@@ -124,6 +146,8 @@ class Batches:
         if not self._taken:
             return
         self._boundary = self._taken[-1].mark
+        if self.once:
+            self._behind.extend(self._taken)
         self._again = deque(replace(made, rng=None) for made in self._again)
         self._taken.clear()
         self._settle()
@@ -133,7 +157,7 @@ class Batches:
 
         With `counting`, where it would be if the step under way counted.
         """
-        if self._own is None and not self._taken and not self._again:
+        if self._own is None and not (self._taken or self._again or self._ahead):
             self._own = self._own_state()
         there = self._taken[-1].mark if counting and self._taken else self._boundary
         place: dict[str, Any] = {"epoch": there.epoch, "consumed": there.consumed, "own": None}
@@ -145,6 +169,10 @@ class Batches:
             place.update(own=own.state, own_generators=own.generators, skip=there.consumed - own.mark.consumed)
         return place
 
+    def reaches(self, position: dict[str, Any]) -> bool:
+        """Whether `seek` can go to `position`: an iterator goes back only as far as its batches are kept."""
+        return not self.once or (position["epoch"], position["consumed"]) >= self._floor
+
     def seek(self, position: dict[str, Any]) -> None:
         """Go to `position`, in a fresh process or back in this one; the generators of the process stay as they are.
 
@@ -154,26 +182,59 @@ class Batches:
             epoch, consumed, now = int(position["epoch"]), int(position["consumed"]), list(position["now"])
             start = position["start"] if consumed else None
         except (KeyError, TypeError, ValueError) as error:
-            raise StateError(f"not a position in the data: {error}", where=self._name) from error
+            raise StateError(f"not a position in the data: {error}", where=self.name) from error
         if len(now) != len(self._generators):
-            raise StateError("the loader has other generators than the one of the lost rank", where=self._name)
-        if hasattr(self._source, "__next__") and self._here.consumed:
-            raise StateError("an iterator cannot go back", where=self._name, remedy="give job.data() an iterable")
+            raise StateError("the loader has other generators than the one of the lost rank", where=self.name)
+        if not self.reaches(position):
+            raise StateError("an iterator cannot go back", where=self.name, remedy="give job.data() an iterable")
+        mark, begun = _Mark(epoch, consumed, start), self.once and self._here.place > (0, 0)
         before = capture_rng()
-        self._iterator = None
-        forget_iterator(self._source)
-        self._here = _Mark(epoch, consumed, start)
-        set_epoch(self._source, epoch)
         try:
-            if start is not None:
-                self._reopen(start, position)
+            if begun:
+                self._go_on(mark)
+            else:
+                self._begin_at(mark, position)
         finally:
             restore_rng(before)
-        self._set_generators(now)
-        self._boundary = self._here
+        if not begun:
+            self._set_generators(now)
+        self._boundary = mark
+        self._settle()
+
+    def _go_on(self, mark: _Mark) -> None:
+        """In an iterator that was begun: give again what is kept from `mark` on, or read what lies before it."""
+        kept = [*self._behind, *self._taken, *self._again, *self._ahead]
         self._taken.clear()
         self._again.clear()
-        self._settle()
+        self._behind = deque(made for made in kept if made.mark.place <= mark.place)
+        self._ahead = deque(made for made in kept if made.mark.place > mark.place)
+        if self._ahead or self._here.place == mark.place:
+            return
+        with contextlib.suppress(UsageError):  # it ended
+            while self._here.place < mark.place:
+                self._fetch(next)
+        if self._here.place != mark.place:
+            raise StateError("the data has fewer batches than the lost rank had read of it", where=self.name)
+        self._here = mark
+        self._keep_from(mark.place)
+
+    def _keep_from(self, floor: tuple[int, int]) -> None:
+        """Nothing goes back behind `floor`."""
+        self._floor = max(floor, self._floor)
+        while self._behind and self._behind[0].mark.place <= self._floor:
+            self._behind.popleft()
+
+    def _begin_at(self, mark: _Mark, position: dict[str, Any]) -> None:
+        """From the beginning of an epoch to `mark`."""
+        self._iterator = None
+        forget_iterator(self._source)
+        self._here = mark
+        self._taken.clear()
+        self._again.clear()
+        self._floor = mark.place
+        set_epoch(self._source, mark.epoch)
+        if mark.start is not None:
+            self._reopen(mark.start, position)
 
     def _reopen(self, start: dict[str, Any], position: dict[str, Any]) -> None:
         """Open the epoch of `self._here` under the generators it began with, and go on from there."""
@@ -207,7 +268,7 @@ class Batches:
     def _settle(self) -> None:
         """A new boundary: what belongs to the old one is forgotten."""
         self._now = self._states()
-        if not self._again:
+        if not (self._again or self._ahead):
             self._own = None
 
     def _own_state(self) -> _Own | None:
@@ -219,13 +280,13 @@ class Batches:
             return None
         return _Own(dumps(keeper.state_dict()), self._here, self._states())
 
-    def _fetch(self) -> Any:
+    def _fetch(self, take: Callable[[Any], Any]) -> Any:
         """The next batch of the source; a finished epoch gives way to the next one."""
         while True:
             if self._iterator is None:
                 self._open()
             try:
-                batch = self.take(self._iterator)
+                batch = take(self._iterator)
             except StopIteration:
                 self._roll_over()
                 continue
@@ -244,7 +305,7 @@ class Batches:
         """End an epoch. Raises UsageError for a stream without batches or one that cannot start again."""
         if self._here.consumed == 0:
             raise UsageError(
-                f"the data stream {self._name} gives no batches in epoch {self._here.epoch}",
+                f"the data stream {self.name} gives no batches in epoch {self._here.epoch}",
                 remedy="give job.data() a loader that can be iterated again and is not empty",
             )
         self._iterator = None

@@ -127,7 +127,7 @@ class Guard:
         self.spans.begin(SpanKind.STEP)
         self.step_recorder.begin_step()
         for stream in self.streams:
-            stream.begin_step()
+            stream.begin_step(self.state.version, oldest=self.mirrors.oldest)
         self._rng = capture_rng()
         self._tracked().snapshot(full=self.full)
         self._pipelines.begin_step()
@@ -303,7 +303,7 @@ class Guard:
             (Say, self._say),
             (TellSettled, self._tell_settled),
             (TakeState, self._take_state),
-            (ShowMirrors, lambda act: self.mirrors.show(act.order)),
+            (ShowMirrors, lambda act: self.mirrors.show(act.order, streams=self.streams)),
             (PutBack, self._put_back),
             (TakeCopy, lambda act: self.mirrors.take(act.order, self._tracked(), streams=self.streams)),
             (ListCheckpoints, self._list_checkpoints),
@@ -337,7 +337,7 @@ class Guard:
 
     def _list_checkpoints(self, act: ListCheckpoints) -> None:
         self._copied()
-        steps, skipped, local = self.tiers.valid_steps()
+        steps, skipped, local = self.tiers.valid_steps(self.streams)
         self.link.say(Checkpoints(act.generation, steps, skipped, local))
 
     def _load_checkpoint(self, act: LoadCheckpoint) -> None:

@@ -104,6 +104,12 @@ class MemberMirrors:
             self._copy.wait()
             self._copy = None
 
+    @property
+    def oldest(self) -> int | None:
+        """The oldest version that this member may have to go back to with its own copies."""
+        versions = self._own.versions(self._fabric.rank)
+        return min((*versions, self._last) if self._last >= 0 else versions, default=None)
+
     def _plan(self, tracked: TrackedState) -> bool:
         """Once in a generation all members find out who has replicas where, and whether the copies fit."""
         rank, world = self._fabric.rank, len(self._fabric.ranks)
@@ -138,12 +144,13 @@ class MemberMirrors:
 
     # ------------------------------------------------------------------ in a change
 
-    def show(self, order: AskMirrors) -> None:
-        """Say what is there; it stays until the next generation."""
+    def show(self, order: AskMirrors, *, streams: Sequence[Batches]) -> None:
+        """Say what is there; it stays until the next generation. Own copies count where all `streams` can go back."""
         self.settle()
         self._holder.frozen = True
         held = tuple(kept.announced() for kept in self._holder.shelf.all() if kept.rank in order.ranks)
-        own = self._own.versions(self._fabric.rank)
+        copies = [kept for kept in self._own.all() if private.within_reach(kept.private, streams)]
+        own = tuple(kept.version for kept in copies)
         known = {rank: self._holder.private_of(rank) for rank in order.ranks}
         self._link.say(Mirrors(order.generation, own, held, {rank: some for rank, some in known.items() if some}))
 

@@ -10,7 +10,7 @@ from keepstep.training.rng import capture_rng, restore_rng
 from keepstep.training.tree import dumps
 from keepstep.training.treereader import loads
 
-__all__ = ["Stream", "apply", "capture"]
+__all__ = ["Stream", "apply", "capture", "within_reach"]
 
 
 class Stream(Protocol):
@@ -19,8 +19,11 @@ class Stream(Protocol):
     def position(self, *, counting: bool = False) -> dict[str, Any]:
         """Where the stream stood at the last step boundary, or would stand if the step under way counted."""
 
+    def reaches(self, position: dict[str, Any]) -> bool:
+        """Whether it can go there."""
+
     def seek(self, position: dict[str, Any]) -> None:
-        """Go there, in a fresh process."""
+        """Go there."""
 
 
 def capture(streams: Sequence[Stream] = (), *, counting: bool = False) -> bytes:
@@ -38,9 +41,7 @@ def apply(data: bytes, streams: Sequence[Stream] = ()) -> None:
     """
     if not data:
         return
-    state = loads(data)
-    if not (isinstance(state, dict) and isinstance(state.get("streams"), list) and isinstance(state.get("rng"), dict)):
-        raise TornRecord("not the private state of a rank")
+    state = _decoded(data)
     if len(state["streams"]) != len(streams):
         raise StateError(
             f"the rank read {len(state['streams'])} data streams, this process has {len(streams)}",
@@ -49,3 +50,18 @@ def apply(data: bytes, streams: Sequence[Stream] = ()) -> None:
     for stream, position in zip(streams, state["streams"], strict=True):
         stream.seek(position)
     restore_rng(state["rng"])
+
+
+def within_reach(data: bytes, streams: Sequence[Stream] = ()) -> bool:
+    """Whether all `streams` can go where they were when `data` was captured. Raises TornRecord for damaged data."""
+    if not (data and streams):
+        return True
+    positions = _decoded(data)["streams"]
+    return all(stream.reaches(position) for stream, position in zip(streams, positions, strict=False))
+
+
+def _decoded(data: bytes) -> dict[str, Any]:
+    state = loads(data)
+    if not (isinstance(state, dict) and isinstance(state.get("streams"), list) and isinstance(state.get("rng"), dict)):
+        raise TornRecord("not the private state of a rank")
+    return state

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from keepstep.errors import NoValidState
+from keepstep.training import private
 from keepstep.training.checkpoint import CheckpointWriter
+from keepstep.training.private import Stream
 from keepstep.training.state import TrackedState
 
 __all__ = ["Tier", "Tiers"]
@@ -49,13 +51,19 @@ class Tiers:
         for tier in self._tiers:
             tier.writer.settle()
 
-    def valid_steps(self) -> tuple[tuple[int, ...], tuple[str, ...], tuple[int, ...]]:
-        """The steps that could be loaded, a line for each that is skipped, and which of the steps are on this node."""
+    def valid_steps(self, streams: Sequence[Stream] = ()) -> tuple[tuple[int, ...], tuple[str, ...], tuple[int, ...]]:
+        """The steps that could be loaded, a line for each that is skipped, and which of the steps are on this node.
+
+        Steps that a stream cannot go back to are skipped, too.
+        """
         steps: set[int] = set()
         local: set[int] = set()
         skipped: list[str] = []
         for tier in self._tiers:
             found, bad = tier.writer.valid_steps()
+            behind = [step for step in found if not private.within_reach(tier.writer.private(step), streams)]
+            bad += [f"step {step}: an iterator given to job.data() cannot go back there" for step in behind]
+            found = [step for step in found if step not in behind]
             steps.update(found)
             local.update(found if tier.local else ())
             skipped += [f"{line} (local disk)" if tier.local else line for line in bad]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +29,8 @@ from keepstep.training.step import Step
 from keepstep.training.tiers import Tier
 
 __all__ = ["Job", "join"]
+
+_log = logging.getLogger("keepstep")
 
 
 def join() -> Job:
@@ -112,7 +115,10 @@ class Job:
 
     def data(self, source: Any, *, name: str = "") -> Batches:
         """An endless iterator over `source` (DataLoader, StatefulDataLoader or any iterable) that an interrupted step
-        rewinds and a joiner continues at the lost rank's position. Use one for every source."""
+        rewinds and a joiner continues at the lost rank's position. Use one for every source.
+
+        An iterator, such as a generator, cannot begin again: a joiner reads it from its beginning, and only the batches
+        of the last steps are kept for a way back. Give the iterable itself where there is one."""
         spans = NO_SPANS if self._guard is None else self._guard.spans
         stream = Batches(source, name=name or f"data{len(self._streams)}", spans=spans)
         self._streams.append(stream)
@@ -124,6 +130,12 @@ class Job:
                 link = self._guard.link
                 stream.on_first = lambda batch: link.say(BatchSeen(shape_words(batch)))
             self._guard.streams = self._streams
+            if stream.once and self.rank == 0 and not self._guard.rehearsing:
+                _log.warning(
+                    "the data stream %s is an iterator: a joiner reads it from its beginning, and going back to a"
+                    " checkpoint starts the whole job again -> give job.data() something that can be iterated again",
+                    stream.name,
+                )
         return stream
 
     def mirror(self, on: bool = True, *, every: int = 1) -> None:

@@ -7,6 +7,7 @@ The first process that gets there writes its pid to `--marker` and waits; a proc
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import random
 import time
@@ -30,6 +31,13 @@ class Noisy(Dataset):
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         x = torch.full((8,), index / 96) + torch.rand(8) + float(numpy.random.rand()) + random.random()
         return x, index
+
+
+def forever(loader: DataLoader):
+    """The loader as a generator, which cannot begin again."""
+    for epoch in itertools.count():
+        loader.sampler.set_epoch(epoch)
+        yield from loader
 
 
 class Momentum(torch.optim.Optimizer):
@@ -117,6 +125,7 @@ def main() -> None:
     parser.add_argument("--checkpoint", default="")
     parser.add_argument("--no-mirror", action="store_true")
     parser.add_argument("--local", default="", help="local disk for checkpoints after every step")
+    parser.add_argument("--generator", action="store_true", help="give job.data() an iterator")
     parser.add_argument("--raise-at", default="")
     parser.add_argument("--die-at", default="")
     parser.add_argument("--flip", default="", help="RANK:STEP: flip one bit of a weight after that step")
@@ -139,7 +148,8 @@ def main() -> None:
         if args.no_mirror:
             job.mirror(False)
         data = Noisy()
-        batches = job.data(DataLoader(data, batch_size=4, sampler=DistributedSampler(data, seed=3), drop_last=True))
+        loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data, seed=3), drop_last=True)
+        batches = job.data(forever(loader) if args.generator else loader)
         optimizer.register_step_pre_hook(lambda *_: holds.at("agreed"))
         log = Path(args.out or os.devnull) / f"rank-{rank}.log" if args.out else None
         for step in job.steps(total=args.steps):
