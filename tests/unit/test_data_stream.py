@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
@@ -24,10 +25,12 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from keepstep.errors import StateError, TornRecord, UsageError
 from keepstep.training.checkpoint import CheckpointWriter
 from keepstep.training.data import Batches
+from keepstep.training.joining import Membership
 from keepstep.training.private import apply, capture, within_reach
 from keepstep.training.rng import capture_rng, restore_rng
 from keepstep.training.state import TrackedState
 from keepstep.training.tiers import Tier, Tiers
+from keepstep.training.user_job import Job
 
 SIZE = 21
 
@@ -404,6 +407,13 @@ def test_checkpoints_that_an_iterator_cannot_go_back_to_are_left_out(tmp_path: P
     assert steps == local == () and "step 2" in skipped and "iterator" in skipped
     assert tiers.valid_steps([Batches(count())])[0] == (2,)
     tiers.close()
+
+
+def test_an_unprotected_job_keeps_no_batches() -> None:
+    job = Job(Membership(rank=0, world=1, attempt=0, guard=None))
+    stream = job.data(DataLoader(Plain(), 4))
+    seen = [weakref.ref(next(stream)) for _ in range(9)]
+    assert [ref() for ref in seen] == [None] * 9 and stream.epoch == 1
 
 
 def test_all_generators_come_back() -> None:

@@ -70,14 +70,15 @@ class Batches:
     `begin_step` marks a boundary, `redo` goes back to it (the same objects come again, and the random generators go
     on from where they stood after the object had been made), `commit` moves the boundary here.
     `position` says where the last boundary is, `seek` takes a fresh process there. `once`: the source is an iterator,
-    which does not begin again. `name` appears in errors. How long the source takes is told to `spans`, its first batch
-    to `on_first`.
+    which does not begin again. `redoable` is False where no step is ever done again: then no batch is kept. `name`
+    appears in errors. How long the source takes is told to `spans`, its first batch to `on_first`.
     """
 
     def __init__(self, source: Any, *, name: str = "data", spans: Spans = NO_SPANS) -> None:
         if not hasattr(source, "__iter__"):
             raise UsageError(f"the data stream {name} is a {type(source).__name__}", remedy="give an iterable")
         self.name = name
+        self.redoable = True
         self.once = hasattr(source, "__next__")
         self._source = source
         self._spans = spans
@@ -118,7 +119,10 @@ class Batches:
                 self.on_first(batch)
                 self.on_first = None
             made = _Made(self._here, batch, None if fingerprint() == before else capture_rng())
-        self._taken.append(made)
+        if self.redoable:
+            self._taken.append(made)
+        else:
+            self._boundary = made.mark
         return made.batch
 
     def begin_step(self, version: int = 0, *, oldest: int | None = None) -> None:

@@ -121,6 +121,7 @@ class Job:
         of the last steps are kept for a way back. Give the iterable itself where there is one."""
         spans = NO_SPANS if self._guard is None else self._guard.spans
         stream = Batches(source, name=name or f"data{len(self._streams)}", spans=spans)
+        stream.redoable = self._guard is not None
         self._streams.append(stream)
         if self._membership.sandbox is not None:
             stream.take = self._membership.sandbox.take
