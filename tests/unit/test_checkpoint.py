@@ -34,14 +34,17 @@ def writers_in(directory: Path, *, keep: int = 3) -> list[CheckpointWriter]:
     return [CheckpointWriter(directory, rank=rank, world=WORLD, keep=keep) for rank in range(WORLD)]
 
 
-def write(directory: Path, steps: list[int], *, writers: list[CheckpointWriter] | None = None) -> list[TrackedState]:
+def write(
+    directory: Path, steps: list[int], *, writers: list[CheckpointWriter] | None = None, written_in: str = ""
+) -> list[TrackedState]:
     """Ranks 0 and 2 hold the same state, rank 1 another one."""
     states = [member(1, role="a"), member(2, role="b"), member(1, role="a")]
     replicas = {rank: state.replica_key() for rank, state in enumerate(states)}
     writers = writers or writers_in(directory)
     for step in steps:
         for rank, writer in enumerate(writers):
-            writer.save(step, states[rank], private=f"{rank}@{step}".encode(), replicas=replicas)
+            private = f"{rank}@{step}".encode()
+            writer.save(step, states[rank], private=private, replicas=replicas, written_in=written_in)
         for writer in writers:
             writer.wait()
     for writer in writers:
@@ -196,6 +199,21 @@ def test_a_checkpoint_of_mixed_worlds_is_complete_for_nobody(tmp_path: Path) -> 
     writer.close()
     assert "step-00000005" in names_in(tmp_path)
     assert not (step_directory(tmp_path, 10) / ".metadata").exists()
+
+
+def test_parts_of_two_generations_make_no_checkpoint(tmp_path: Path) -> None:
+    states = write(tmp_path, [10, 20], written_in="job/1")
+    writers = writers_in(tmp_path, keep=1)
+    writers[0].load(10, states[0])
+    writers[0].save(20, states[0], private=b"", written_in="job/2")
+    writers[0].close()
+    assert [writer.written_in(20) for writer in writers] == ["job/2", "job/1", "job/1"]
+    steps, skipped = valid_steps(tmp_path, rank=2, world=WORLD)
+    assert steps == [10] and skipped == ["step 20: the parts of ranks 2 and 0 were not written in one generation"]
+    assert not (step_directory(tmp_path, 20) / ".metadata").exists()
+    assert valid_steps(tmp_path, rank=0, world=WORLD)[0] == [10, 20], "only the controller sees what all have"
+    write(tmp_path, [20], written_in="job/2")
+    assert (step_directory(tmp_path, 20) / ".metadata").exists()
 
 
 def test_a_full_disk_is_reported_once_and_training_goes_on(tmp_path: Path) -> None:

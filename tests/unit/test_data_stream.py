@@ -401,11 +401,11 @@ def test_checkpoints_that_an_iterator_cannot_go_back_to_are_left_out(tmp_path: P
     tiers = Tiers()
     tiers.set([Tier(CheckpointWriter(tmp_path, rank=0, world=1), 1)])
     tiers.save(2, state, private=of_iterator(stream, range(3))[2], replicas={})
-    assert tiers.valid_steps([stream])[0] == (2,)
+    assert tiers.valid_steps([stream]).steps == (2,)
     stream.begin_step(3)
-    steps, (skipped,), local = tiers.valid_steps([stream])
-    assert steps == local == () and "step 2" in skipped and "iterator" in skipped
-    assert tiers.valid_steps([Batches(count())])[0] == (2,)
+    found = tiers.valid_steps([stream])
+    assert found.steps == () and "step 2" in found.skipped[0] and "iterator" in found.skipped[0]
+    assert tiers.valid_steps([Batches(count())]).steps == (2,)
     tiers.close()
 
 

@@ -165,13 +165,29 @@ def test_each_tier_has_its_own_interval_and_the_local_one_needs_no_other_rank(tm
             if tiers.due(version):
                 tiers.save(version, states[rank], private=b"%d" % version, replicas={})
             tiers.settle()
-    steps, skipped, local = both[0].valid_steps()
-    assert steps == (4, 8, 9) and skipped == () and local == (8, 9)
+    found = both[0].valid_steps()
+    assert found.steps == (4, 8, 9) and found.skipped == () and found.local == (8, 9)
     damaged = tmp_path / "disk0" / "step-00000009" / "__0_0.distcp"
     damaged.write_bytes(damaged.read_bytes()[:-1])
-    steps, skipped, local = both[0].valid_steps()
-    assert steps == (4, 8) and local == (8,) and "step 9" in skipped[0] and "local disk" in skipped[0]
-    assert both[1].valid_steps()[0] == (4, 8, 9)
+    found = both[0].valid_steps()
+    assert found.steps == (4, 8) and found.local == (8,)
+    assert "step 9" in found.skipped[0] and "local disk" in found.skipped[0]
+    assert both[1].valid_steps().steps == (4, 8, 9)
     assert both[0].load(8, states[0]) == b"8" and both[0].load(4, states[0]) == b"4"
     for tiers in both:
         tiers.close()
+
+
+def test_a_step_of_another_generation_on_local_disk_gives_way_to_shared_storage(tmp_path: Path) -> None:
+    state = member(1)[2]
+    shared = CheckpointWriter(tmp_path / "shared", rank=0, world=1)
+    local = CheckpointWriter(tmp_path / "local", rank=0, world=1, alone=True)
+    tiers = Tiers()
+    tiers.set([Tier(shared, 4), Tier(local, 4, local=True)])
+    tiers.save(4, state, private=b"first", replicas={}, written_in="job/1")
+    assert (tiers.valid_steps().local, tiers.valid_steps().written_in) == ((4,), ("job/1",))
+    shared.save(4, state, private=b"second", written_in="job/3")
+    found = tiers.valid_steps()
+    assert (found.steps, found.local, found.written_in) == ((4,), (), ("job/3",))
+    assert tiers.load(4, state) == b"second"
+    tiers.close()

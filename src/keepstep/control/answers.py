@@ -190,7 +190,7 @@ def on_checkpoints(turn: Turn, event: Event) -> None:
     member = speaker(turn, event)
     if member is None or _current(turn, fact.generation) is None:
         return
-    turn.put(member, checkpoints=fact.steps, local=fact.local)
+    turn.put(member, checkpoints=fact.steps, local=fact.local, written_in=fact.written_in)
     for skipped in fact.skipped:
         turn.because(f"rank {member.rank} skips {skipped}")
 

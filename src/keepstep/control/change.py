@@ -8,6 +8,8 @@ load; everybody goes on in the new generation.
 
 from __future__ import annotations
 
+from itertools import repeat
+
 import msgspec
 
 from keepstep.control.capacity import choose_standby, node_for_rank, run_short
@@ -281,11 +283,10 @@ def _find(turn: Turn, why: str) -> None:
 
 def _restore_when_known(turn: Turn) -> None:
     members = live(turn.state.members)
-    known = [set(m.checkpoints) for m in members if m.checkpoints is not None]
     change = _present(turn)
-    if len(known) < len(members):
+    if any(m.checkpoints is None for m in members):
         return
-    common = set.intersection(*known)
+    common = _common_steps(turn, members)
     if not common and not change.initial:
         _without_checkpoint(turn)
         return
@@ -303,6 +304,16 @@ def _restore_when_known(turn: Turn) -> None:
     for member in members:
         turn.put(member, status=Status.PARKED)
         turn.tell(member, Restore(turn.state.epoch, change.generation, version), reason=why)
+
+
+def _common_steps(turn: Turn, members: list[Member]) -> set[int]:
+    """The steps that all could load, of which all parts were written in one generation of one job."""
+    found = [dict(zip(m.checkpoints or (), m.written_in or repeat(""), strict=False)) for m in members]
+    steps = set.intersection(*map(set, found))
+    mixed = {step for step in steps if len({one[step] for one in found}) > 1}
+    for step in sorted(mixed):
+        turn.because(f"step {step} is passed over: its parts were not written in one generation")
+    return steps - mixed
 
 
 def _without_checkpoint(turn: Turn) -> None:

@@ -155,13 +155,15 @@ class FetchFailed(_Said, frozen=True, tag=True):
 class Checkpoints(_Said, frozen=True, tag=True):
     """The checkpoint steps this member could load (its own part has the right hashes), and what it skipped.
 
-    `local` are those of `steps` that lie on its local disk.
+    `local` are those of `steps` that lie on its local disk. `written_in` names for each of `steps` the job and
+    generation that wrote it (empty: all by an earlier version).
     """
 
     generation: int
     steps: tuple[int, ...]
     skipped: tuple[str, ...] = ()
     local: tuple[int, ...] = ()
+    written_in: tuple[str, ...] = ()
 
 
 class FirstStep(_Said, frozen=True, tag=True):

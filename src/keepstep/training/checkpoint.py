@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -65,6 +65,7 @@ class _Part:
     private: bytes
     replica: str
     holder: int
+    written_in: str = ""
     copy: StateCopy | None = None
     described: Described | None = None
 
@@ -111,24 +112,31 @@ class CheckpointWriter:
         self._last = 0
 
     def save(
-        self, step: int, state: TrackedState, *, private: bytes, replicas: Mapping[int, str] | None = None
+        self,
+        step: int,
+        state: TrackedState,
+        *,
+        private: bytes,
+        replicas: Mapping[int, str] | None = None,
+        written_in: str = "",
     ) -> None:
         """Have the state copied to host memory and written; waits only while the one before is being written.
 
-        `replicas` are the replica keys of all ranks: state that a lower rank holds is not written again. The state may
-        change only when `settle` has returned.
+        `replicas` are the replica keys of all ranks: state that a lower rank holds is not written again.
+        `written_in` names the job and generation, alike on all ranks. The state may change only when `settle` has
+        returned.
         """
         self.wait()
         replica = state.replica_key()
         held = {rank for rank, key in (replicas or {}).items() if key == replica and not self._alone}
         holder = min(held | {self._rank})
-        part = _Part(step, private, replica, holder)
+        part = _Part(step, private, replica, holder, written_in)
         if holder == self._rank:
             image = state.image()
             if self._block is None or self._block.nbytes != image.manifest.nbytes:
                 self._block = Block(image.manifest.nbytes)
             self._copy = StateCopy(image, self._block, version=step, private=private)
-            part = _Part(step, private, replica, holder, self._copy, describe(state, image.manifest))
+            part = replace(part, copy=self._copy, described=describe(state, image.manifest))
         self._thread = threading.Thread(target=self._run, args=(part,), name=f"checkpoint-{step}")
         self._thread.start()
 
@@ -146,6 +154,10 @@ class CheckpointWriter:
     def private(self, step: int) -> bytes:
         """The private part of this rank in a step that is valid."""
         return read_header(step_directory(self._directory, step) / file_name(self._rank))[0].private
+
+    def written_in(self, step: int) -> str:
+        """The job and generation in which the part of this rank in a valid step was written."""
+        return read_page(step_directory(self._directory, step) / page_name(self._rank)).written_in
 
     def load(self, step: int, state: Giver) -> bytes:
         """As the function, for this rank and directory, after what is being written."""
@@ -211,6 +223,7 @@ class CheckpointWriter:
             sha256=digest,
             data_nbytes=data_nbytes,
             data_sha256=data_sha256,
+            written_in=part.written_in,
         )
         write_page(place / page_name(rank), page)
         self._join(place, part.step)
@@ -278,14 +291,15 @@ def _missing(directory: Path, step: int, *, ranks: Sequence[int]) -> list[int]:
 
 
 def _all_written(directory: Path, step: int, *, ranks: Sequence[int], world: int) -> bool:
-    """Whether the parts of `ranks` are there, written by a job of `world` ranks."""
+    """Whether the parts of `ranks` are there, written by `world` ranks in one generation of one job."""
     if _missing(directory, step, ranks=ranks):
         return False
     place = step_directory(directory, step)
     try:
-        return all(read_page(place / page_name(rank)).world == world for rank in ranks)
+        pages = [read_page(place / page_name(rank)) for rank in ranks]
     except (TornRecord, OSError):
         return False
+    return {(page.world, page.written_in) for page in pages} == {(world, pages[0].written_in)}
 
 
 def _check(directory: Path, step: int, *, rank: int, world: int) -> Page:
@@ -319,6 +333,8 @@ def _check_step(directory: Path, step: int, *, rank: int, world: int, ranks: Seq
         holder = _check(directory, step, rank=page.holder, world=world)
         if holder.holder != page.holder or holder.replica != page.replica:
             raise TornRecord(f"rank {page.holder} does not hold the state of rank {rank}")
+        if holder.written_in != page.written_in:
+            raise TornRecord(f"the parts of ranks {rank} and {page.holder} were not written in one generation")
     return page
 
 

@@ -8,6 +8,7 @@ they roll forward where somebody saw it pass, else they redo the step from its s
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -183,7 +184,7 @@ class Guard:
         self._checkup.kept(version, self._tracked())
         if self.tiers.due(version):
             with self.spans.span(SpanKind.CHECKPOINT):
-                self.tiers.save(version, self._tracked(), private=self._private(), replicas=self.replicas)
+                self._save(version)
 
     def drop_rest(self) -> None:
         """After an exception behind the update of a cut step: the step counts, its rest (zero_grad) did not run."""
@@ -267,6 +268,12 @@ class Guard:
         plan = PathPlan(order.number, order.dial, order.accept)
         self.fabric.prepare_paths(plan, ready=lambda why: self.link.say(PathsReady(order.number, why=why)))
 
+    def _save(self, version: int) -> None:
+        """A checkpoint. All members keep a step in the same generation, so its name tells courses of training apart."""
+        written_in = f"{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{self.fabric.generation}"
+        own = self._private()
+        self.tiers.save(version, self._tracked(), private=own, replicas=self.replicas, written_in=written_in)
+
     def _private(self, *, counting: bool = False) -> bytes:
         return private.capture(self.streams, counting=counting)
 
@@ -337,8 +344,8 @@ class Guard:
 
     def _list_checkpoints(self, act: ListCheckpoints) -> None:
         self._copied()
-        steps, skipped, local = self.tiers.valid_steps(self.streams)
-        self.link.say(Checkpoints(act.generation, steps, skipped, local))
+        found = self.tiers.valid_steps(self.streams)
+        self.link.say(Checkpoints(act.generation, found.steps, found.skipped, found.local, found.written_in))
 
     def _load_checkpoint(self, act: LoadCheckpoint) -> None:
         self._handover.hide()

@@ -3,7 +3,7 @@
 `__3_0.distcp`: the state as `torch.distributed.checkpoint` keeps it (none where another rank has the state).
 `rank-00003.ks`: magic, length of the header, header (MessagePack): the private part, and where in the data what lies.
 `rank-00003.json`: version, step, world, rank, replica key, holder (the rank that has the state), bytes and SHA-256
-of both. A file without its page, or with another hash, does not count.
+of both, and in which job and generation it was written. A file without its page, or with another hash, does not count.
 
 In version 1 (read, not written any more) the bytes of all entries followed the header in the `.ks` file.
 """
@@ -66,7 +66,11 @@ class Header(msgspec.Struct, frozen=True):
 
 
 class Page(msgspec.Struct, frozen=True):
-    """Vouches for the files of one rank."""
+    """Vouches for the files of one rank.
+
+    `written_in` names the job and its generation (empty: by an earlier version): parts that differ in it are of two
+    courses of training.
+    """
 
     version: int
     step: int
@@ -78,6 +82,7 @@ class Page(msgspec.Struct, frozen=True):
     sha256: str
     data_nbytes: int = 0
     data_sha256: str = ""
+    written_in: str = ""
 
 
 def data_name(rank: int) -> str:

@@ -11,7 +11,7 @@ from keepstep.training.checkpoint import CheckpointWriter
 from keepstep.training.private import Stream
 from keepstep.training.state import TrackedState
 
-__all__ = ["Tier", "Tiers"]
+__all__ = ["Loadable", "Tier", "Tiers"]
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,33 @@ class Tier:
     writer: CheckpointWriter
     every: int
     local: bool = False
+
+
+@dataclass(frozen=True)
+class Loadable:
+    """What one member could load: the place of every step, ascending, and the job and generation it was written in.
+
+    Where two places have a step of different generations, that of shared storage counts: the others see it, too.
+    `skipped` has a line for each step that cannot be used.
+    """
+
+    chosen: Mapping[int, tuple[Tier, str]]
+    skipped: tuple[str, ...]
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """All of them."""
+        return tuple(self.chosen)
+
+    @property
+    def local(self) -> tuple[int, ...]:
+        """Those on this node."""
+        return tuple(step for step, (tier, _) in self.chosen.items() if tier.local)
+
+    @property
+    def written_in(self) -> tuple[str, ...]:
+        """Job and generation of each of `steps`."""
+        return tuple(written_in for _, written_in in self.chosen.values())
 
 
 class Tiers:
@@ -40,44 +67,43 @@ class Tiers:
         """Whether a checkpoint is to be written after `version` updates."""
         return any(version % tier.every == 0 for tier in self._tiers)
 
-    def save(self, version: int, tracked: TrackedState, *, private: bytes, replicas: Mapping[int, str]) -> None:
-        """Have it written wherever it is due."""
+    def save(
+        self, version: int, tracked: TrackedState, *, private: bytes, replicas: Mapping[int, str], written_in: str = ""
+    ) -> None:
+        """Have it written wherever it is due; arguments as in `CheckpointWriter.save`."""
         for tier in self._tiers:
             if version % tier.every == 0:
-                tier.writer.save(version, tracked, private=private, replicas=replicas)
+                tier.writer.save(version, tracked, private=private, replicas=replicas, written_in=written_in)
 
     def settle(self) -> None:
         """The state is about to change: wait until it is copied."""
         for tier in self._tiers:
             tier.writer.settle()
 
-    def valid_steps(self, streams: Sequence[Stream] = ()) -> tuple[tuple[int, ...], tuple[str, ...], tuple[int, ...]]:
-        """The steps that could be loaded, a line for each that is skipped, and which of the steps are on this node.
-
-        Steps that a stream cannot go back to are skipped, too.
-        """
-        steps: set[int] = set()
-        local: set[int] = set()
+    def valid_steps(self, streams: Sequence[Stream] = ()) -> Loadable:
+        """What could be loaded. Steps that a stream cannot go back to are left out."""
+        chosen: dict[int, tuple[Tier, str]] = {}
         skipped: list[str] = []
         for tier in self._tiers:
             found, bad = tier.writer.valid_steps()
-            behind = [step for step in found if not private.within_reach(tier.writer.private(step), streams)]
-            bad += [f"step {step}: an iterator given to job.data() cannot go back there" for step in behind]
-            found = [step for step in found if step not in behind]
-            steps.update(found)
-            local.update(found if tier.local else ())
+            for step in found:
+                written_in = tier.writer.written_in(step)
+                if not private.within_reach(tier.writer.private(step), streams):
+                    bad.append(f"step {step}: an iterator given to job.data() cannot go back there")
+                elif step not in chosen or chosen[step][1] != written_in:
+                    chosen[step] = tier, written_in
             skipped += [f"{line} (local disk)" if tier.local else line for line in bad]
-        return tuple(sorted(steps)), tuple(skipped), tuple(sorted(local))
+        return Loadable({step: chosen[step] for step in sorted(chosen)}, tuple(skipped))
 
     def load(self, version: int, tracked: TrackedState) -> bytes:
-        """Put the state of `version` into `tracked`, from the quickest place that has it; gives the private part.
+        """Put the state of `version` into `tracked` from where `valid_steps` finds it; gives the private part.
 
         Raises StoreError, StateError where none has it or it does not fit.
         """
-        for tier in self._tiers:
-            if version in tier.writer.valid_steps()[0]:
-                return tier.writer.load(version, tracked)
-        raise NoValidState(f"no checkpoint of step {version} is left", remedy="start the job again")
+        chosen = self.valid_steps().chosen
+        if version not in chosen:
+            raise NoValidState(f"no checkpoint of step {version} is left", remedy="start the job again")
+        return chosen[version][0].writer.load(version, tracked)
 
     def close(self) -> None:
         """Finish writing."""
