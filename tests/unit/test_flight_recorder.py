@@ -207,3 +207,15 @@ def test_torn_json_gives_its_whole_entries(tmp_path):
     (progress,) = [item for item in READER.read(path) if isinstance(item, GroupProgress)]
     assert (progress.positions[0].queued, max(progress.positions[0].signatures)) == (None, 4)
     assert ranks_of(findings_of(folder)) == [[2]]
+
+
+@pytest.mark.parametrize("sequence", [2**63, 2**64 - 1, 2**70])
+def test_sequence_numbers_beyond_63_bits(sequence, tmp_path):
+    dumps = {rank: dump([entry(1, seq=sequence - (rank == 2))], range(4)) for rank in range(4)}
+    assert findings_of(write(tmp_path / "dumps", dumps))
+
+
+def test_a_rank_is_no_time_stamp(tmp_path):
+    for name in ("dump_1767950000000000000000", "rank_99999999999999999999"):
+        (tmp_path / name).write_bytes(pickle.dumps(dump([entry(1, seq=1)], ()), protocol=2))
+    assert len(unread_of(tmp_path)) == 2

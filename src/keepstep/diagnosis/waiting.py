@@ -94,10 +94,12 @@ def wait_graph(groups: Sequence[GroupProgress], transfers: Iterable[Transfer] = 
     posted = {(transfer.rank, transfer.source, transfer.destination) for transfer in transfers}
     for index, blocker in enumerate(blockers):
         _fill(graph, index, blocker=blocker, posted=posted)
+    _wait_for_the_unmet(graph)
     for index, blocker in enumerate(blockers):
         _mark_stuck(graph, index, blocker=blocker)
     if not all(_is_ending(blocker) for blocker in blockers):
         _find_ends(graph)
+        graph.ends = _with_batches_whole(graph)
     return graph
 
 
@@ -156,10 +158,10 @@ def _fill(graph: WaitGraph, index: int, *, blocker: Blocker, posted: set[tuple[i
         _fill_transfer(graph, index, blocker=blocker, posted=posted)
         return
     ranks, queued, finished, started = _table(blocker.group)
-    seen = set(ranks.tolist())
-    blocker.missing = ranks[queued < blocker.sequence].tolist()
-    blocker.passed = ranks[finished >= blocker.sequence].tolist()
-    undecided = (queued >= blocker.sequence) & (finished < blocker.sequence) & (started < blocker.sequence)
+    seen, sequence = set(ranks.tolist()), _bounded(blocker.sequence)
+    blocker.missing = ranks[queued < sequence].tolist()
+    blocker.passed = ranks[finished >= sequence].tolist()
+    undecided = (queued >= sequence) & (finished < sequence) & (started < sequence)
     blocker.elsewhere = [rank for rank in ranks[undecided].tolist() if index not in graph.blocked_by.get(rank, [])]
     for rank in blocker.group.ranks:
         if rank not in seen:
@@ -172,7 +174,7 @@ def _table(group: GroupProgress) -> tuple[np.ndarray, np.ndarray, np.ndarray, np
     unknown_finish = min((position.queued or 0 for position in positions), default=0)
 
     def column(values: Iterable[int | None], default: int) -> np.ndarray:
-        return np.fromiter((default if value is None else value for value in values), dtype=np.int64)
+        return np.fromiter((default if value is None else _bounded(value) for value in values), dtype=np.int64)
 
     return (
         column((position.rank for position in positions), 0),
@@ -180,6 +182,11 @@ def _table(group: GroupProgress) -> tuple[np.ndarray, np.ndarray, np.ndarray, np
         column((position.finished for position in positions), unknown_finish),
         column((position.started for position in positions), _UNKNOWN),
     )
+
+
+def _bounded(value: int) -> int:
+    """The number as far as 63 bits hold it: damaged dumps and counters that wrapped have larger ones."""
+    return max(_UNKNOWN, min(value, -_UNKNOWN))
 
 
 def _fill_transfer(graph: WaitGraph, index: int, *, blocker: Blocker, posted: set[tuple[int, int, int]]) -> None:
@@ -282,3 +289,50 @@ def _find_ends(graph: WaitGraph) -> None:
         found = members.setdefault(int(part[node]), ([], []))
         found[0 if node < offset else 1].append(named[node] if node < offset else node - offset)
     graph.ends = list(members.values())
+
+
+def _is_met(blocker: Blocker) -> bool:
+    """Whether it is a transfer in which both ends wait."""
+    return blocker.transfer is not None and not (blocker.missing or blocker.elsewhere or blocker.silent)
+
+
+def _wait_for_the_unmet(graph: WaitGraph) -> None:
+    """A rank that gave several transfers as one batch waits for the other ends that did not come.
+
+    None of a batch counts as finished before all of it is. So in those transfers to which both ends came, such a rank
+    is `elsewhere`: whoever waits in them waits for its batch.
+    """
+    todo = [index for index, one in enumerate(graph.blockers) if one.transfer is not None and not _is_met(one)]
+    while todo:
+        index = todo.pop()
+        for rank in graph.blockers[index].waiters:
+            for other in list(graph.blocked_by[rank]):
+                if other != index and _is_met(graph.blockers[other]):
+                    graph.blocked_by[rank].remove(other)
+                    graph.blockers[other].waiters.remove(rank)
+                    graph.blockers[other].elsewhere.append(rank)
+                    todo.append(other)
+
+
+def _with_batches_whole(graph: WaitGraph) -> list[tuple[list[int], list[int]]]:
+    """The ends of the graph, with transfers that are of one batch as one end: which of them holds it is not known."""
+    home: dict[int, int] = {}
+    found: list[tuple[list[int], list[int]]] = []
+    for ranks, blockers in graph.ends:
+        waiters = [
+            rank for index in blockers if _is_met(graph.blockers[index]) for rank in graph.blockers[index].waiters
+        ]
+        if ranks or not waiters:
+            found.append((ranks, blockers))
+            continue
+        same = sorted({home[rank] for rank in waiters if rank in home})
+        number = same[0] if same else len(found)
+        if not same:
+            found.append(([], []))
+        for other in same[1:]:
+            found[number][1].extend(found[other][1])
+            found[other][1].clear()
+            home.update((rank, number) for rank, at in home.items() if at == other)
+        found[number][1].extend(blockers)
+        home.update((rank, number) for rank in waiters)
+    return [end for end in found if end[0] or end[1]]

@@ -52,7 +52,9 @@ def diagnose_hang(
         elif not ranks and graph.blockers[blockers[0]].silent:
             silent.append(blockers[0])
         elif not ranks:
-            findings.append(_end_at_operation(graph, blockers[0]))
+            findings.append(
+                _end_at_operation(graph, blockers[0]) if len(blockers) == 1 else _end_in_batch(graph, blockers)
+            )
         else:
             findings.append(_circle(graph, ranks, blockers=blockers))
     findings += _origins(graph, origins, notes=notes, places=list(places))
@@ -198,6 +200,27 @@ def _lost_between_two(graph: WaitGraph, index: int) -> Finding:
 def _ways(source: int, destination: int) -> tuple[Suspect, ...]:
     """What may hold up bytes from one rank to another."""
     return (Suspect(source=source), Suspect(destination=destination), Suspect(link=(source, destination)))
+
+
+def _end_in_batch(graph: WaitGraph, indices: list[int]) -> Finding:
+    """Transfers of one batch to which all ends came, and which do not finish."""
+    pairs = [(one.source, one.destination) for index in indices if (one := graph.blockers[index].transfer) is not None]
+    involved = {rank for pair in pairs for rank in pair}
+    suspects = [one for source, destination in pairs for one in _ways(source, destination)]
+    shown = ", ".join(f"{source} to {destination}" for source, destination in pairs[:8])
+    shown += ", ..." if len(pairs) > 8 else ""
+    return Finding(
+        kind="communication_hang",
+        layer="undetermined",
+        suspects=(tuple(dict.fromkeys(suspects)),),
+        victims=tuple(rank for rank in graph.victims_of((), indices) if rank not in involved),
+        confidence=0.5,
+        evidence=(
+            f"transfers {shown}: both ends have queued each of them, none is finished",
+            "they were queued as one batch, which ends as a whole: which of them holds it these data do not show",
+        ),
+        next_probe="network and device counters of these ranks, or a transfer between each pair of them",
+    )
 
 
 def _circle(graph: WaitGraph, ranks: list[int], *, blockers: list[int]) -> Finding:

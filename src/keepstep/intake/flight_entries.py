@@ -4,52 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from keepstep.intake.flight_batches import batches_joined
+from keepstep.intake.flight_entry import Entry, Membership
 from keepstep.records.evidence import Frame, Signature
 
-__all__ = ["Entry", "Membership", "entries_of", "memberships_of"]
+__all__ = ["entries_of", "memberships_of"]
 
 _MOST_ENTRIES = 2_000_000
 _MOST_FRAMES = 64
 _LONGEST_NAME = 200
 _ENDS = re.compile(r"(send|recv)\s+(-?\d+)\s*(?:->|<-)\s*(-?\d+)")
-
-
-@dataclass(frozen=True, slots=True)
-class Membership:
-    """A group as the dump of one of its members knows it."""
-
-    ranks: tuple[int, ...] = ()
-    """Global ranks; empty if the dump does not say."""
-    description: str = ""
-    queued: int | None = None
-    """Newest queued sequence by `pg_status`; it counts transfers too, where the group has any."""
-    finished: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One operation. Times are seconds since 1970."""
-
-    group: str
-    sequence: int
-    signature: Signature
-    ranks: tuple[int, ...]
-    description: str
-    point_to_point: bool
-    ends: tuple[int, int] | None
-    """Global ranks of sender and receiver of a transfer."""
-    own_end: int | None
-    """Global rank of the end that wrote the entry."""
-    finished: bool
-    started: bool
-    queued: float | None
-    timeout_s: float | None
-    stack: tuple[Frame, ...]
-    """Of what is not finished; else empty."""
 
 
 def memberships_of(dump: dict[str, Any]) -> dict[str, Membership]:
@@ -75,9 +42,11 @@ def memberships_of(dump: dict[str, Any]) -> dict[str, Membership]:
 
 
 def entries_of(dump: dict[str, Any], memberships: dict[str, Membership]) -> list[Entry]:
-    """All entries that are whole, in the order of the dump."""
-    found = (_entry(entry, memberships) for entry in _dictionaries(dump.get("entries")))
-    return [entry for entry in found if entry is not None]
+    """All entries that are whole, in the order of the dump; those of a batch with what is known of all of it."""
+    entries = _dictionaries(dump.get("entries"))
+    found = (_entry(entry, memberships) for entry in entries)
+    whole = [entry for entry in found if entry is not None]
+    return batches_joined(whole, lanes=any("is_p2p" in entry for entry in entries[:1]))
 
 
 def _names_of_ids(dump: dict[str, Any], names: list[str], *, ids: list[str]) -> dict[str, str]:

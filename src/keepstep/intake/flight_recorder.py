@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from keepstep.errors import RecordError
-from keepstep.intake.flight_entries import Entry, Membership, entries_of, memberships_of
+from keepstep.intake.flight_batches import closes_batch
+from keepstep.intake.flight_entries import entries_of, memberships_of
+from keepstep.intake.flight_entry import Entry, Membership
 from keepstep.intake.plain_json import items_of_torn_list, parsed_json
 from keepstep.intake.plain_pickle import LONGEST_PICKLE_BYTES, read_plain_pickle
 from keepstep.intake.reading import whole
@@ -38,6 +40,7 @@ _SHOWN = 4
 
 _NAMES = re.compile(r"(?:^|[_.-])(?:dump|nccl_trace|comm_lib_trace|fr_trace|flight)", re.IGNORECASE)
 _KEYS = (b"pg_config", b"profiling_name", b"collective_seq_id", b"pg_status")
+_NUMBER = re.compile(r"(?<!\d)\d{1,7}(?!\d)")
 _PICKLE = re.compile(rb"\x80[\x02-\x05]")
 _OLD_PICKLE = re.compile(rb"[(}\]cl]")
 
@@ -122,8 +125,8 @@ def _rank(path: Path, entries: list[Entry], *, memberships: dict[str, Membership
     for membership in memberships.values():
         if membership.ranks:
             possible = set(membership.ranks) if possible is None else possible & set(membership.ranks)
-    numbers = re.findall(r"\d+", path.name.split(".")[0]) or re.findall(r"\d+", path.name)
-    after_word = re.search(r"rank[_-]?(\d+)", path.name, re.IGNORECASE)
+    numbers = _NUMBER.findall(path.name.split(".")[0]) or _NUMBER.findall(path.name)
+    after_word = re.search(r"rank[_-]?(\d{1,7})(?!\d)", path.name, re.IGNORECASE)
     named = int(after_word[1]) if after_word else int(numbers[-1]) if numbers else None
     if named is not None and (not possible or named in possible):
         return named
@@ -181,7 +184,7 @@ def _position(rank: int, entries: list[Entry], *, membership: Membership, counts
         queued=queued,
         started=max(started, default=None),
         finished=finished,
-        signatures={entry.sequence: entry.signature for entry in newest},
+        signatures={entry.sequence: entry.signature for entry in newest if not closes_batch(entry)},
         waiting_since=oldest.queued if oldest is not None else None,
     )
 
