@@ -184,6 +184,14 @@ def test_who_waits_in_another_communicator_is_a_victim(tmp_path):
     assert only(write(tmp_path, report(one, two, world))) == ("noncommunication_hang", [[{"rank": 0}]])
 
 
+def test_a_rank_that_answers_without_its_communicator_is_not_silent(tmp_path):
+    left = gone(1, 101) | {"status": {"unresponsive": False, "considered_dead": False}}
+    assert only(write(tmp_path, report(("0xa", [member(0, 100, 4), member(2, 102, 4)], [left])))) == (
+        "undetermined",
+        [],
+    )
+
+
 def test_an_error_of_a_rank_and_the_remote_errors_it_causes(tmp_path):
     ranks = [member(rank, 100 + rank, 7) for rank in range(4)]
     for rank, code in ((0, 6), (2, 2), (3, 6)):

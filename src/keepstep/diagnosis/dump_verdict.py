@@ -9,7 +9,7 @@ import msgspec
 from keepstep.diagnosis.group_progress import WORLD
 from keepstep.diagnosis.hang_words import listed
 from keepstep.diagnosis.inspected import diagnose_inspected, inspected_progress
-from keepstep.diagnosis.roll_call import diagnose_reporters
+from keepstep.diagnosis.roll_call import diagnose_reporters, unclear_finding
 from keepstep.diagnosis.stragglers import diagnose_tables
 from keepstep.diagnosis.trace_verdict import diagnose_trace
 from keepstep.diagnosis.wavefront import diagnose_hang
@@ -48,6 +48,8 @@ def diagnose_dumps(evidence: Iterable[Evidence]) -> tuple[Finding, ...]:
     slow = _slow(everything, records)
     findings = [*called, *_not_said_twice(hangs, called), *slow]
     wrong = [finding for finding in findings if finding.kind != "healthy"]
+    if not wrong and (unclear := unclear_finding(reporters)) is not None:
+        return (unclear,)
     if not wrong and (groups or reporters):
         return (_fine(groups, reporters), *slow)
     return tuple(wrong or findings[:1])

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from keepstep.records.evidence import Place, Reporter
 from keepstep.records.finding import Finding, FindingKind, Layer, Suspect
 
-__all__ = ["diagnose_reporters"]
+__all__ = ["diagnose_reporters", "unclear_finding"]
 
-_REMOTE_ERROR = "6"
-"""ncclRemoteError: somebody else failed, so the rank that reports it is a victim."""
+_REMOTE_ERROR = re.compile(r" 6$|remote", re.IGNORECASE)
+"""ncclRemoteError, as a number or in words: somebody else failed, so the rank that reports it is a victim."""
 
 _WHAT: dict[str, tuple[FindingKind, Layer, float, str]] = {
     "dead": ("crash", "undetermined", 0.85, "exit status and log of the process, kernel log and state of its host"),
@@ -53,8 +54,29 @@ def diagnose_reporters(reporters: Iterable[Reporter], places: Iterable[Place] = 
     )
 
 
+def unclear_finding(reporters: Iterable[Reporter]) -> Finding | None:
+    """What a tool says is wrong without saying with whom, or errors that all come from somebody else; None if nothing.
+
+    It counts only where nothing else is found.
+    """
+    some = list(reporters)
+    unclear = [reporter.detail for reporter in some if reporter.state == "unclear"]
+    victims = sorted({one.rank for one in some if _is_victim(one) and one.rank is not None})
+    if any(map(_is_victim, some)):
+        unclear.append("ranks report errors of other ranks only (ncclRemoteError); nobody reports one of its own")
+    if not unclear:
+        return None
+    return Finding(
+        kind="undetermined",
+        victims=tuple(victims),
+        confidence=0.3,
+        evidence=tuple(dict.fromkeys(unclear)),
+        next_probe="ncclras -v, twice some seconds apart: it names more ranks, and shows whether they still move",
+    )
+
+
 def _is_victim(reporter: Reporter) -> bool:
-    return reporter.state == "failed" and reporter.detail.endswith(f" {_REMOTE_ERROR}")
+    return reporter.state == "failed" and _REMOTE_ERROR.search(reporter.detail) is not None
 
 
 def _finding(reporter: Reporter, rank: int | None, *, said: list[str], also: int) -> Finding:

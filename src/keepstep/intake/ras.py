@@ -149,19 +149,21 @@ def _progress(
 
 
 def _missing(member: dict[str, Any], rank: int | None, *, path: str) -> Reporter:
-    status = member.get("status")
-    dead = isinstance(status, dict) and status.get("considered_dead") is True
-    state: ReporterState = "dead" if dead else "absent"
+    status = _dictionary(member.get("status"))
     node, pid, device = _process(member)
-    detail = "RAS considers its process dead" if dead else "RAS got no answer from its process"
+    state: ReporterState = "absent"
+    detail = "RAS got no answer from its process"
+    if status.get("considered_dead") is True:
+        state, detail = "dead", "RAS considers its process dead"
+    elif status.get("unresponsive") is False:
+        who = "a process" if rank is None else f"rank {rank}"
+        state, detail = "unclear", f"{who} answers and has left a communicator that others have, or not yet joined it"
     return Reporter(state=state, rank=rank, node=node or None, pid=pid, device=device or None, detail=detail, path=path)
 
 
 def _error(member: dict[str, Any], rank: int | None, *, path: str) -> Iterator[Reporter]:
     """A rank that reports an NCCL error of its own."""
-    status = member.get("status")
-    if not isinstance(status, dict):
-        return
+    status = _dictionary(member.get("status"))
     for key in ("async_error", "init_state"):
         code = _number(status.get(key))
         if code is not None and code not in (_DONE, _IN_PROGRESS):
@@ -195,6 +197,10 @@ def _items(value: Any, unwanted: type = str) -> list[Any]:
     if not isinstance(value, list):
         return []
     return [item for item in value if isinstance(item, dict) != (unwanted is dict)]
+
+
+def _dictionary(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _number(value: Any) -> int | None:

@@ -31,10 +31,11 @@ __all__ = [
     "Unread",
 ]
 
-ReporterState = Literal["present", "empty", "truncated", "duplicate", "absent", "dead", "behind", "failed"]
+ReporterState = Literal["present", "empty", "truncated", "duplicate", "absent", "dead", "behind", "failed", "unclear"]
 """present: said something; empty: answered without content; truncated: cut off; duplicate: reported twice, kept once;
 absent: expected, nothing came; dead: another tool says that its process is gone; behind: another tool says that it has
-launched fewer collectives than the others; failed: it reports an error of its own."""
+launched fewer collectives than the others; failed: it reports an error of its own; unclear: another tool says that
+something is wrong, and not with whom."""
 
 
 class Signature(msgspec.Struct, frozen=True, kw_only=True):
