@@ -5,6 +5,7 @@ With so little, a verdict needs a gap that no noise explains; else the answer is
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections import defaultdict
 
@@ -24,6 +25,7 @@ _LAYERS: dict[str, Layer] = {
     "temperature": "hardware_gpu",
 }
 _LOWEST_IS_WRONG = ("communication", "clock")
+_PAIR = re.compile(r"(?<!\S)(\d{1,9}):(-?\d+(?:\.\d+)?(?:e[+-]?\d{1,3})?)(?!\S)")
 _UNEVEN = 1.25
 _SHARE = 0.05
 """Gaps below this share of the median are never a verdict."""
@@ -48,9 +50,7 @@ def value_findings(case: LogCase) -> list[Finding]:
 
 
 def _row(event: LogEvent) -> Finding:
-    values = {
-        int(rank): float(value) for rank, _, value in (item.partition(":") for item in event.fields["values"].split())
-    }
+    values = {int(rank): float(value) for rank, value in _PAIR.findall(event.fields["values"])}
     phase = event.fields.get("phase", "")
     if event.fields.get("peers") == "median" and len(values) == 2:
         return _against_median(event, values, phase=phase)

@@ -34,6 +34,10 @@ __all__ = ["MOST_OF_A_KIND", "READER", "LogReader", "rank_of_file"]
 MOST_OF_A_KIND = 200
 """Events of one kind and speaker that are kept from one file: the first ones, and the newest of all."""
 _QUOTED = 500
+_LONGEST_FIELD = 2000
+_LISTS = frozenset({"values", "ranks", "names", "report"})
+"""Fields that say something of many ranks; a line bounds them already, and half of one would say something else."""
+_LONGEST_WORD = 100
 _LONGEST_LOOK = 6000
 """Characters of a line in which events are looked for, so that no line costs more than milliseconds."""
 _LOOKED_AT = 8192
@@ -154,7 +158,7 @@ class _Reading:
         if line.text.startswith("{"):
             line = Line(line.number, _unwrapped(line.text))
         if len(line.text) > _LONGEST_LOOK:
-            line = Line(line.number, line.text[:_LONGEST_LOOK])
+            line = Line(line.number, _cut(line.text, _LONGEST_LOOK))
         self._traces.feed(line)
         yield from self._stacks.feed(line)
         patterns = self._fitting(line, shape)
@@ -222,7 +226,7 @@ class _Reading:
             node=speaker.node or fields.get("host") or None,
             pid=speaker.pid,
             wall=speaker.wall,
-            fields={key: value[:2000] for key, value in fields.items()},
+            fields={key: value if key in _LISTS else _cut(value, _LONGEST_FIELD) for key, value in fields.items()},
         )
 
     def _kept(self, event: LogEvent) -> Iterator[LogEvent]:
@@ -243,6 +247,16 @@ class _Reading:
             yield from health_events(block[1], path=str(self._path), line=block[0])
         except RecordError:
             return
+
+
+def _cut(text: str, longest: int) -> str:
+    """The beginning of a text, without a word or number that would be cut in two."""
+    if len(text) <= longest:
+        return text
+    end = longest
+    while end and (text[end].isalnum() or text[end] in "._-") and longest - end < _LONGEST_WORD:
+        end -= 1
+    return text[: end + 1]
 
 
 def _unwrapped(text: str) -> str:
