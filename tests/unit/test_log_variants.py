@@ -5,6 +5,23 @@ from __future__ import annotations
 import pytest
 from diagnosed_text import WATCHDOG, dump, found_in, named, ranks, status, timeout
 
+
+def pg_timeout(rank, prefix, queued, finished):
+    return (
+        f"[rank{rank}]:[E1101 10:00:00.1 ProcessGroupNCCL.cpp:1664] [PG {prefix}] "
+        f"Timeout at NCCL work: {finished + 1}, "
+        f"last enqueued NCCL work: {queued}, last completed NCCL work: {finished}.\n"
+    )
+
+
+def pg_told(rank, prefix, finished):
+    return (
+        f"[rank{rank}]:[E1101 10:00:01.1 ProcessGroupNCCL.cpp:1414] [PG {prefix}] Received a dump signal due to a "
+        f"collective timeout from this local rank. Last enqueued NCCL work: {finished}, "
+        f"last completed NCCL work: {finished}.\n"
+    )
+
+
 HANGS = {
     "2025 one rank behind": (
         "".join(timeout(r, 105) + status(r, 107, 104) for r in range(3)) + dump(3, 104, 104, 0),
@@ -61,6 +78,18 @@ HANGS = {
         "INFO: world_size=4\n" + "".join(timeout(r, 12).replace("SeqNum=12, ", "") for r in (0, 1, 3)),
         {"noncommunication_hang"},
         {2},
+    ),
+    "torch 2.4, one of a nested group": (
+        pg_timeout(0, "0 (default_pg) Rank 0", 7, 6)
+        + pg_timeout(1, "0 (default_pg) Rank 1", 7, 6)
+        + pg_timeout(2, "3 (TENSOR_MODEL_PARALLEL_GROUP) Rank 0", 41, 40)
+        + pg_told(0, "2 (TENSOR_MODEL_PARALLEL_GROUP) Rank 0", 52)
+        + pg_told(1, "2 (TENSOR_MODEL_PARALLEL_GROUP) Rank 1", 52)
+        + pg_told(2, "0 (default_pg) Rank 2", 6)
+        + pg_told(3, "0 (default_pg) Rank 3", 6)
+        + pg_told(3, "3 (TENSOR_MODEL_PARALLEL_GROUP) Rank 1", 40),
+        {"noncommunication_hang"},
+        {3},
     ),
     "store at the start": (
         "".join(

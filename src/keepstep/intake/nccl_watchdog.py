@@ -13,8 +13,8 @@ from keepstep.intake.log_patterns import Pattern, pattern
 __all__ = ["WATCHDOG_PATTERNS", "group_of"]
 
 _PG = re.compile(
-    r"\[PG (?:ID )?(?P<pg>\d+)(?: PG GUID "
-    r"(?P<guid>[\w:./-]+?)(?:\((?P<description>[^)]*)\))?)? Rank (?P<group_rank>\d+)\]"
+    r"\[PG (?:ID )?(?P<pg>\w+)(?: PG GUID (?P<guid>[\w:./-]+?)(?:\((?P<description>[^)]*)\))?"
+    r"| \((?P<named>[^)]*)\))? Rank (?P<group_rank>\d+)\]"
 )
 _BARE = re.compile(r"\[Rank (?P<group_rank>\d+)\]")
 _WORK = re.compile(r"([A-Za-z]+(?:\(ms\))?)\s*=\s*(\[[^\]]*\]|[^,)\s]+)")
@@ -34,10 +34,11 @@ def group_of(text: str) -> dict[str, str]:
     if match is None:
         bare = _BARE.search(text)
         return {"group_rank": bare["group_rank"]} if bare else {}
-    known = match["guid"] or ("0" if match["pg"] == "0" else f"local {match['pg']}")
-    found = {"group": known, "group_rank": match["group_rank"]}
-    if match["description"]:
-        found["description"] = match["description"]
+    pg, description = match["pg"], match["description"] or match["named"]
+    everywhere = pg == "0" or match["named"] is not None or not pg.isdigit()  # torch 2.4 writes the name of the group
+    found = {"group": match["guid"] or (pg if everywhere else f"local {pg}"), "group_rank": match["group_rank"]}
+    if description:
+        found["description"] = description
     return found
 
 
