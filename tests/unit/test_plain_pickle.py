@@ -104,3 +104,37 @@ def test_references_to_the_same_list_do_not_explode():
     found, complete = read_plain_pickle(pickle.dumps({"entries": value}, protocol=2))
     assert complete
     assert len(found["entries"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("quoted", "value"),
+    [(b"'a\\x41\\'\\n\\\\'", "aA'\n\\"), (b'"it\'s"', "it's"), (b"'\\303\\251'", "\xc3\xa9"), (b"''", "")],
+)
+def test_strings_of_protocol_0(quoted, value):
+    assert read_plain_pickle(b"S" + quoted + b"\n.") == (value, True)
+
+
+@pytest.mark.parametrize("quoted", [b"-" * 20_000, b"(" * 20_000, b"'a", b"'\\u0041'", b"['x']", b"'\\'", b"1"])
+def test_what_is_no_string_of_protocol_0(quoted):
+    """Nothing of it is handed to a parser of expressions, which deep nesting could exhaust."""
+    with pytest.raises(RecordError):
+        read_plain_pickle(b"\x80\x02S" + quoted + b"\n.")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x80\x02}K\x01" + b"\x85" * 1_000_000 + b"K\x02s.",
+        b"\x80\x02}(K\x01" + b"\x85" * 1_000_000 + b"K\x02u.",
+        b"(K\x01" + b"\x85" * 1_000_000 + b"K\x02d.",
+    ],
+)
+def test_a_container_as_key_is_refused(content):
+    """The hash of a deeply nested tuple would overrun the stack of the process."""
+    with pytest.raises(RecordError, match="neither text nor number"):
+        read_plain_pickle(content)
+
+
+def test_what_a_cut_leaves_over_is_no_key():
+    found, complete = read_plain_pickle(b"\x80\x02}(U\x01aK\x01" + b"K\x02\x85" * 2)
+    assert (found, complete) == ({"a": 1}, False)

@@ -7,8 +7,9 @@ pickle that is cut off gives what came before the cut.
 
 from __future__ import annotations
 
-import ast
+import contextlib
 import pickletools
+import re
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +25,8 @@ _MOST_INSTRUCTIONS = 40_000_000
 """So many instructions are run at most: each can make an object of some dozen bytes out of one byte."""
 
 _LONGEST_NUMBER_BYTES = 1024
+_ESCAPED = re.compile(rb"(?:[^\\]+|\\(?:[\\'\"abfnrtv]|[0-3]?[0-7]{1,2}|x[0-9a-fA-F]{2}))*+")
+"""Text with the escapes that Python writes in a string of protocol 0."""
 _STOP, _MARK, _BINGET, _LONG_BINGET = b".(hj"
 _NAMES = {ord(instruction.code): instruction.name for instruction in pickletools.opcodes}
 _DAMAGE = (ValueError, IndexError, KeyError, TypeError, struct.error, OverflowError, SyntaxError, RecursionError)
@@ -41,20 +44,12 @@ def read_plain_pickle(content: bytes) -> tuple[Any, bool]:
     """
     if len(content) > LONGEST_PICKLE_BYTES:
         raise RecordError(f"a pickle of more than {LONGEST_PICKLE_BYTES >> 20} MiB is not read")
-    machine = _Machine(content)
     try:
-        complete = machine.run()
+        return _Machine(content).outcome()
     except _Refused as problem:
         raise RecordError(
             f"not a plain pickle: it {problem}", remedy="do not open this file with pickle; ask who wrote it"
         ) from None
-    except _DAMAGE:
-        complete = False
-    if complete and len(machine.stack) == 1 and not machine.outer:
-        return machine.stack[0], True
-    if not machine.stack and not machine.outer:
-        raise RecordError("not a pickle")
-    return machine.rescued(), False
 
 
 class _Machine:
@@ -68,6 +63,18 @@ class _Machine:
         self.stack: list[Any] = []
         self.outer: list[list[Any]] = []
         self.memo: dict[int, Any] = {}
+
+    def outcome(self) -> tuple[Any, bool]:
+        """The value, and whether it is complete. Raises _Refused, and RecordError if there is none at all."""
+        try:
+            complete = self.run()
+        except _DAMAGE:
+            complete = False
+        if complete and len(self.stack) == 1 and not self.outer:
+            return self.stack[0], True
+        if not self.stack and not self.outer:
+            raise RecordError("not a pickle")
+        return self.rescued(), False
 
     def run(self) -> bool:
         """Run to the end; whether there was one. Raises _Refused, or one of _DAMAGE where the pickle is damaged."""
@@ -129,12 +136,12 @@ class _Machine:
         while self.outer:
             outer = self.outer.pop()
             if outer:
-                _put(outer[-1], level)
+                _put_if_plain(outer[-1], level)
             elif level:
                 outer.append(level[0])
             level = outer
         for earlier, later in zip(level[:-1], level[1:], strict=True):
-            _put(earlier, [later])
+            _put_if_plain(earlier, [later])
         return level[0] if level else None
 
 
@@ -144,7 +151,13 @@ def _put(container: Any, values: list[Any]) -> None:
         container.extend(values)
     elif isinstance(container, dict):
         for key, value in zip(values[::2], values[1::2], strict=False):
-            container[key] = value
+            container[_key(key)] = value
+
+
+def _put_if_plain(container: Any, values: list[Any]) -> None:
+    """The same of what a cut left over, as far as it makes sense."""
+    with contextlib.suppress(_Refused):
+        _put(container, values)
 
 
 _Instruction = Callable[[_Machine], None]
@@ -229,7 +242,14 @@ def _last_into(count: int) -> _Instruction:
 
 
 def _dictionary(values: list[Any]) -> dict[Any, Any]:
-    return dict(zip(values[::2], values[1::2], strict=True))
+    return {_key(key): value for key, value in zip(values[::2], values[1::2], strict=True)}
+
+
+def _key(value: Any) -> Any:
+    """The key of a dictionary. Raises _Refused if it is a container: to hash a deeply nested one ends the process."""
+    if value is None or isinstance(value, str | bytes | int | float):
+        return value
+    raise _Refused("has a key that is neither text nor number")
 
 
 def _text(raw: bytes) -> str:
@@ -247,12 +267,16 @@ def _decimal(raw: bytes) -> int | bool:
     return {b"00": False, b"01": True}[raw] if raw in (b"00", b"01") else int(raw.rstrip(b"L"))
 
 
-def _quoted(raw: bytes) -> str | bytes:
+def _quoted(raw: bytes) -> str:
     """A string of protocol 0, quoted as Python writes it."""
-    value = ast.literal_eval(raw.decode("ascii"))
-    if not isinstance(value, str | bytes):
+    if len(raw) < 2 or raw[:1] != raw[-1:] or raw[:1] not in (b"'", b'"'):
         raise ValueError("no string")
-    return value
+    inner = raw[1:-1]
+    if b"\\" not in inner:
+        return inner.decode("latin-1")
+    if not _ESCAPED.fullmatch(inner):
+        raise ValueError("no string")
+    return inner.decode("unicode_escape")
 
 
 def _memo_byte(machine: _Machine) -> int:
