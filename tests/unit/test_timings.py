@@ -314,3 +314,39 @@ def test_damaged_rows_are_left_out_and_said(tmp_path):
 def test_other_tables_are_left_to_others(text, tmp_path):
     (tmp_path / "table.csv").write_text(text)
     assert [item for item in evidence_of(tmp_path) if isinstance(item, TimingTable)] == []
+
+
+def one_file_a_rank(folder, **which):
+    for rank in range(RANKS):
+        mine = [row for row in rows(**which) if row[0] == rank]
+        (folder / f"rank{rank}.csv").write_text(csv(("rank", "step", "step_time_ms"), mine))
+
+
+def test_a_file_that_is_there_twice_doubles_no_time(tmp_path):
+    one_file_a_rank(tmp_path, factor=1.0)
+    (tmp_path / "rank3 (1).csv").write_text((tmp_path / "rank3.csv").read_text())
+    (finding,) = findings_of(tmp_path)
+    assert finding.kind == "healthy"
+    assert any(line.startswith("rank 3: the same steps") for line in finding.evidence)
+    one_file_a_rank(tmp_path)
+    assert suspects_of(findings_of(tmp_path)) == [[[{"rank": 5}]]]
+
+
+def test_steps_that_were_run_again_after_a_restart(tmp_path):
+    again = [row for row in rows(factor=1.0) if 20 <= row[1] < 35]
+    (tmp_path / "times.csv").write_text(csv(("rank", "step", "step_time_ms"), rows(factor=1.0) + again))
+    assert [finding.kind for finding in findings_of(tmp_path)] == ["healthy"]
+
+
+def test_micro_batches_are_added(tmp_path):
+    parts = [(rank, step, ms / 4) for rank, step, ms in rows() for _ in range(4)]
+    (tmp_path / "times.csv").write_text(csv(("rank", "step", "step_time_ms"), parts))
+    (finding,) = findings_of(tmp_path)
+    assert suspects_of([finding]) == [[[{"rank": 5}]]]
+    assert finding.cost == pytest.approx(0.25 * RANKS, rel=0.2)
+    assert not any("more than once" in line for line in finding.evidence)
+
+
+def test_a_rank_that_no_job_has(tmp_path):
+    (tmp_path / "times.csv").write_text(csv(("rank", "step", "step_time_ms"), [*rows(), ("1e300", 3, 500)]))
+    assert suspects_of(findings_of(tmp_path)) == [[[{"rank": 5}]]]

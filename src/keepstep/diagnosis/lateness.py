@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
@@ -38,12 +38,15 @@ class Lateness:
     """Pipeline stage of each member, -1 if unknown."""
     noise: float
     """Robust standard deviation of a single ratio around its member's median."""
+    again: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
+    """Members of which the table has some steps more than once."""
 
 
 def lateness_of(table: TimingTable) -> Lateness | None:
     """Lateness by the rows of the table; None if it has fewer than two members or no times.
 
-    If a member reports a step more than once, the times are added (phases of micro-batches).
+    If a member reports a step more than once, the times are added (phases of micro-batches); if it does so
+    twice as often as is usual for its peers, or any other multiple, it is taken to have reported it again.
     """
     members, row = np.unique(table.who, return_inverse=True)
     steps, column = np.unique(table.step, return_inverse=True)
@@ -58,18 +61,34 @@ def lateness_of(table: TimingTable) -> Lateness | None:
         chosen = np.ones(len(row), dtype=bool)
         values = table.seconds
     cells = row * len(steps) + column
-    sums = np.bincount(cells, weights=values, minlength=len(members) * len(steps))
-    counts = np.bincount(cells, minlength=len(members) * len(steps))
-    seconds = np.where(counts > 0, sums, np.nan).reshape(len(members), len(steps))
-    seconds, steps = _without_warm_up(seconds, steps)
+    shape = len(members), len(steps)
+    sums = np.bincount(cells, weights=values, minlength=shape[0] * shape[1]).reshape(shape)
+    counts = np.bincount(cells, minlength=shape[0] * shape[1]).reshape(shape)
     role, stage, by_role = _roles(table, members)
+    times = _times_reported(counts, role)
+    seconds = np.where(counts > 0, sums / times, np.nan)
+    seconds, steps = _without_warm_up(seconds, steps)
     ratio = np.full_like(seconds, np.nan)
     for number in np.unique(role):
         peers = role == number
         ratio[peers] = seconds[peers] / np.maximum(_lower_median(seconds[peers]), 1e-12)
     deviation = np.abs(ratio - _median(ratio, axis=1)[:, None])
     noise = 1.4826 * float(np.nanmedian(deviation)) if np.isfinite(deviation).any() else 0.0
-    return Lateness(members, steps, seconds, ratio, role, by_role, stage, noise)
+    return Lateness(members, steps, seconds, ratio, role, by_role, stage, noise, (times > 1).any(axis=1))
+
+
+def _times_reported(counts: npt.NDArray[np.int64], role: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """How often each step of each member is in the table, against what is usual for its peers."""
+    times = np.ones_like(counts)
+    if counts.max() <= 1:
+        return times
+    for number in np.unique(role):
+        peers = role == number
+        mine = counts[peers]
+        known = np.sort(mine[mine > 0])
+        usual = known[(len(known) - 1) // 2] if len(known) else 1
+        times[peers] = np.where((mine > usual) & (mine % usual == 0), mine // usual, 1)
+    return times
 
 
 def runs_of(flags: npt.NDArray[np.bool_], gap: int) -> list[tuple[int, int]]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from keepstep.diagnosis.lateness import Lateness, runs_of
@@ -19,6 +21,7 @@ __all__ = [
     "probe_of",
     "slow_finding",
     "too_little",
+    "with_doubles_said",
 ]
 
 _LAYERS: dict[str, Layer] = {
@@ -190,3 +193,17 @@ def _name(table: TimingTable, lateness: Lateness, *, row: int) -> str:
 
 def _others(table: TimingTable, lateness: Lateness, *, row: int) -> tuple[int, ...]:
     return () if table.names else tuple(int(member) for at, member in enumerate(lateness.members) if at != row)
+
+
+def with_doubles_said(
+    findings: Sequence[Finding], known: Sequence[tuple[TimingTable, Lateness]]
+) -> tuple[Finding, ...]:
+    """The findings, with members of which the tables have steps more than once as further evidence."""
+    names = {
+        _name(table, lateness, row=int(row)) for table, lateness in known for row in np.flatnonzero(lateness.again)
+    }
+    if not names:
+        return tuple(findings)
+    shown = ", ".join(sorted(names)[:_SHOWN]) + (" and others" if len(names) > _SHOWN else "")
+    note = f"{shown}: the same steps are there more than once; each was counted once"
+    return tuple(msgspec.structs.replace(finding, evidence=(*finding.evidence, note)) for finding in findings)

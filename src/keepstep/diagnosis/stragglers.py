@@ -13,7 +13,14 @@ import numpy as np
 
 from keepstep.diagnosis.lateness import Lateness, lateness_of, runs_of
 from keepstep.diagnosis.slow_nodes import nodes_of, slow_node
-from keepstep.diagnosis.straggler_words import Slow, common_stall, imbalance, slow_finding, too_little
+from keepstep.diagnosis.straggler_words import (
+    Slow,
+    common_stall,
+    imbalance,
+    slow_finding,
+    too_little,
+    with_doubles_said,
+)
 from keepstep.records.evidence import StepTiming
 from keepstep.records.finding import Finding
 from keepstep.records.timing_table import TimingTable, tables_of
@@ -65,7 +72,7 @@ def diagnose_tables(tables: Iterable[TimingTable]) -> tuple[Finding, ...]:
             elif table.phase in _SHARED and not _names_somebody(found):
                 found += _least_waiting(table, lateness)
     named = _strongest(found)
-    return tuple(named) if named else (_healthy(known),)
+    return with_doubles_said(named or [_healthy(known)], known)
 
 
 def _usable(table: TimingTable) -> Lateness | None:
