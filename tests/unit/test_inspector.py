@@ -6,6 +6,7 @@ import gzip
 import json
 
 import numpy as np
+import pytest
 from reading_all import evidence_of, findings_of, suspects_of, unread_of
 
 from keepstep.records.evidence import CollectiveRecord
@@ -79,3 +80,16 @@ def test_objects_over_several_lines_torn_lines_and_gzip(tmp_path):
     assert counts["one.json"] == 10
     assert counts["three.log"] == 9
     assert {item.path.rsplit("/", 1)[-1] for item in unread_of(tmp_path)} >= {"three.log", "two.log.gz"}
+
+
+def test_members_of_a_communicator_are_kept_once(tmp_path):
+    (tmp_path / "one.log").write_text("\n".join(json.dumps(line(0, n, 900)) for n in range(10)))
+    records = [item for item in evidence_of(tmp_path) if isinstance(item, CollectiveRecord)]
+    assert len({id(record.ranks) for record in records}) == 1
+
+
+@pytest.mark.parametrize("wrong", [{"rank": 2**70}, {"rank": -1}, {"n": 2**70}])
+def test_numbers_that_no_job_has(wrong, tmp_path):
+    rows = [line(0, n, 900) for n in range(10)] + [line(wrong.get("rank", 0), wrong.get("n", 3), 900)]
+    (tmp_path / "one.log").write_text("\n".join(map(json.dumps, rows)))
+    assert all(finding.kind in ("healthy", "undetermined") for finding in findings_of(tmp_path))

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from keepstep.errors import RecordError
 from keepstep.intake.reading import whole
+from keepstep.intake.table_files import DAMAGE
 from keepstep.records.evidence import Evidence
 from keepstep.records.operation_trace import OperationTrace
 
@@ -25,9 +26,8 @@ __all__ = ["READER", "ByteDanceTrace"]
 
 _NEEDED = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id")
 _CHUNKS = ("mc", "mb_id", "gmc")
-_MOST_ROWS = 200_000_000
-_LONGEST_BYTES = 2 << 30
-_DAMAGE = (pa.ArrowInvalid, pa.ArrowKeyError, pa.ArrowNotImplementedError, pa.ArrowTypeError, OSError, ValueError)
+_MOST_ROWS = 20_000_000
+_LONGEST_BYTES = 512 << 20
 
 
 class ByteDanceTrace:
@@ -40,7 +40,7 @@ class ByteDanceTrace:
         if head[:4] == b"PAR1":
             try:
                 return set(_NEEDED) <= set(pq.read_schema(path).names)
-            except _DAMAGE:
+            except DAMAGE:
                 return False
         first = head.split(b"\n", 1)[0]
         return all(name.encode() in first for name in _NEEDED)
@@ -49,7 +49,7 @@ class ByteDanceTrace:
         """One OperationTrace. Raises RecordError if the file is damaged or lacks a column."""
         try:
             yield _trace(_table(path), str(path))
-        except _DAMAGE as problem:
+        except DAMAGE as problem:
             raise RecordError(f"damaged trace: {str(problem)[:100]}", where=str(path)) from None
 
 

@@ -12,6 +12,7 @@ import json
 import zlib
 from collections import deque
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ __all__ = ["READER", "Inspector"]
 _KEYS = (b'"coll_perf"', b'"inspector_output_format_version"', b'"coll_exec_time_us"')
 _LONGEST_WHOLE = 512 << 20
 _LONGEST_LINE = 1 << 20
+_MOST_RANKS = 1 << 20
+_LARGEST_SEQUENCE = 1 << 62
 _REMEMBERED = 5_000
 """Newest collectives of each kind, communicator and rank that are passed on."""
 
@@ -104,7 +107,9 @@ def _record(item: dict[str, Any], path: str) -> CollectiveRecord | None:
     if not isinstance(header, dict) or not isinstance(perf, dict):
         return None
     rank, sequence = header.get("rank"), perf.get("coll_sn")
-    if not isinstance(rank, int) or not isinstance(sequence, int):
+    if not (isinstance(rank, int) and 0 <= rank < _MOST_RANKS):
+        return None
+    if not (isinstance(sequence, int) and abs(sequence) < _LARGEST_SEQUENCE):
         return None
     size = header.get("n_ranks")
     took = perf.get("coll_exec_time_us")
@@ -117,12 +122,18 @@ def _record(item: dict[str, Any], path: str) -> CollectiveRecord | None:
         signature=Signature(
             op=str(perf.get("coll", ""))[:64], count=bytes_moved if isinstance(bytes_moved, int) else None
         ),
-        ranks=tuple(range(size)) if isinstance(size, int) and 0 < size <= 1 << 20 else (),
+        ranks=_members(size) if isinstance(size, int) and 0 < size <= _MOST_RANKS else (),
         state="completed",
         duration_s=float(took) / 1e6 if isinstance(took, int | float) and took >= 0 else None,
         finished=float(written) / 1e6 if isinstance(written, int | float) else None,
         path=path,
     )
+
+
+@lru_cache(maxsize=64)
+def _members(size: int) -> tuple[int, ...]:
+    """The ranks of a communicator, one object for all of its records."""
+    return tuple(range(size))
 
 
 def _place(item: dict[str, Any], record: CollectiveRecord) -> Iterator[Place]:

@@ -1,0 +1,100 @@
+"""Tables are read in blocks, and no more of them than fits: what they say does not depend on where a block ends."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from reading_all import evidence_of, findings_of, suspects_of, unread_of
+from test_timings import RANKS, STEPS, csv, rows
+
+from keepstep.intake import table_files
+from keepstep.records.timing_table import TimingTable
+
+HEADER = ("rank", "step", "step_time_ms")
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(table_files, "_BLOCK_BYTES", 700)
+    monkeypatch.setattr(table_files, "_PIECE_BYTES", 300)
+
+
+def objects():
+    return [dict(zip(HEADER, row, strict=True)) for row in rows()]
+
+
+def table_of(folder):
+    (table,) = [item for item in evidence_of(folder) if isinstance(item, TimingTable)]
+    return table
+
+
+@pytest.mark.parametrize("delimiter", [",", " "])
+def test_csv_in_many_blocks(delimiter, tmp_path, small_blocks):
+    text = csv(HEADER, rows(), delimiter)
+    (tmp_path / "times.csv").write_text("# made by hand\n" + text.replace("\n3", "\n\n# a remark\n3", 1))
+    assert len(table_of(tmp_path).seconds) == RANKS * STEPS
+    assert suspects_of(findings_of(tmp_path)) == [[[{"rank": 5}]]]
+
+
+def test_json_lines_in_many_blocks(tmp_path, small_blocks):
+    (tmp_path / "times.jsonl").write_text("\n".join(map(json.dumps, objects())))
+    assert len(table_of(tmp_path).seconds) == RANKS * STEPS
+    assert suspects_of(findings_of(tmp_path)) == [[[{"rank": 5}]]]
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+def test_words_among_the_numbers_of_one_block(form, tmp_path, small_blocks):
+    if form == "csv":
+        text = csv(HEADER, [*rows(), (0, STEPS, "unknown"), ("rank_1", STEPS, 500)])
+    else:
+        more = [
+            {"rank": 0, "step": STEPS, "step_time_ms": "unknown"},
+            {"rank": "rank_1", "step": STEPS, "step_time_ms": 500},
+        ]
+        text = "\n".join(map(json.dumps, [*objects(), *more]))
+    (tmp_path / f"times.{form}").write_text(text)
+    table = table_of(tmp_path)
+    assert (len(table.seconds), table.names) == (RANKS * STEPS + (form == "csv"), ())
+    assert suspects_of(findings_of(tmp_path)) == [[[{"rank": 5}]]]
+
+
+def test_rows_that_are_left_out_are_counted_over_all_blocks(tmp_path, small_blocks):
+    lines = csv(HEADER, rows()).splitlines()
+    lines[100:100] = lines[300:300] = ["1,2,3,4"]
+    (tmp_path / "times.csv").write_text("\n".join(lines) + "\n")
+    assert unread_of(tmp_path)[0].why.startswith("2 rows")
+
+
+def test_a_compressed_table_that_is_cut_off(tmp_path, small_blocks):
+    (tmp_path / "times.csv.gz").write_bytes(gzip.compress(csv(HEADER, rows()).encode())[:-400])
+    assert 100 < len(table_of(tmp_path).seconds) < RANKS * STEPS
+    assert "cut off" in unread_of(tmp_path)[0].why
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+def test_more_rows_than_are_read(form, tmp_path, monkeypatch):
+    monkeypatch.setattr(table_files, "MOST_VALUES", 900)
+    path = tmp_path / f"times.{form}"
+    if form == "parquet":
+        columns = {name: [row[at] for row in rows()] for at, name in enumerate(HEADER)}
+        pq.write_table(pa.table(columns | {"note": ["x"] * len(rows())}), path)
+    else:
+        path.write_text(csv(HEADER, rows()) if form == "csv" else "\n".join(map(json.dumps, objects())))
+    assert len(table_of(tmp_path).seconds) == 300
+    assert unread_of(tmp_path)[0].why == "Only the first 300 rows were read."
+
+
+def test_columns_that_are_no_numbers_and_no_words(tmp_path):
+    columns = {name: [row[at] for row in rows()] for at, name in enumerate(HEADER)}
+    pq.write_table(pa.table(columns | {"iter": [[1, 2]] * len(rows()), "dp": [{"a": 1}] * len(rows())}), tmp_path / "a")
+    assert suspects_of(findings_of(tmp_path)) == [[[{"rank": 5}]]]
+
+
+def test_a_time_stamp_in_the_place_of_the_step(tmp_path):
+    lines = [(rank, f"2026-01-31 10:{step // 60:02}:{step % 60:02}", ms) for rank, step, ms in rows()]
+    (tmp_path / "times.csv").write_text(csv(("rank", "timestamp", "step_time_ms"), lines))
+    assert suspects_of(findings_of(tmp_path)) == [[[{"rank": 5}]]]
