@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import pickle
 import random
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from keepstep.cli.entry import main
 from keepstep.diagnosis.failure_report import failure_report
 from keepstep.errors import KeepstepError, RecordError, UsageError
+from keepstep.intake.reading import HEAD_BYTES
 from keepstep.service.diagnosing import diagnose_paths
 
 ONE_BEHIND = "".join(timeout(rank, 105) + status(rank, 107, 104) for rank in range(3)) + dump(3, 104, 104, 0)
@@ -217,3 +219,39 @@ def test_any_bytes_give_an_answer_or_a_reason(content, name, tmp_path):
         assert diagnose_paths([path]).findings
     except KeepstepError as error:
         assert error.what
+
+
+def json_lines(*messages, steps=400, ranks=4):
+    rows = [
+        json.dumps(
+            {"ts": f"2026-01-31T10:{step // 60:02}:{step % 60:02}Z", "rank": rank, "step": step, "step_time_ms": 500.5}
+        )
+        for step in range(steps)
+        for rank in range(ranks)
+    ]
+    return "\n".join([*rows, *messages]) + "\n"
+
+
+def test_messages_among_the_times_of_a_large_log_of_objects(tmp_path):
+    told = [json.dumps({"rank": 1, "message": line.split("]:", 1)[1]}) for line in ONE_BEHIND.splitlines()[:1]]
+    text = json_lines(*told)
+    assert len(text) > HEAD_BYTES
+    (tmp_path / "train.jsonl").write_text(text)
+    answer = diagnose_paths([tmp_path / "train.jsonl"])
+    assert answer.exit_code == 1
+    (tmp_path / "train.jsonl").write_text(json_lines())
+    assert diagnose_paths([tmp_path / "train.jsonl"]).exit_code == 0
+
+
+def test_too_much_is_named_once(tmp_path, monkeypatch):
+    monkeypatch.setattr("keepstep.service.diagnosing._MOST_RECORDS", 3)
+    monkeypatch.setattr("keepstep.service.diagnosing._MOST_STACKS", 1)
+    for rank in range(6):
+        content = {"pg_config": {}, "entries": [{"collective_seq_id": 1, "profiling_name": "nccl:barrier"}]}
+        (tmp_path / f"dump_{rank}").write_bytes(pickle.dumps(content, protocol=2))
+        (tmp_path / f"stack_{rank}.txt").write_text(
+            f"Process {100 + rank}: python train.py\nPython v3.11\n\n"
+            f'Thread {100 + rank} (idle): "MainThread"\n    wait (threading.py:320)\n    <module> (train.py:4)\n'
+        )
+    whys = [item.why for item in diagnose_paths([tmp_path]).unread]
+    assert sorted(why for why in whys if "kept" in why) == ["only 1 stacks are kept", "only 3 records are kept"]

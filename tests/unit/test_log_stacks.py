@@ -168,3 +168,9 @@ def test_workers_of_the_loader_are_not_ranks(tmp_path):
         + f'Process 99: python t.py\nThread 99 (idle): "MainThread"\n{worker}'
     )
     assert [finding.kind for finding in found_in(text, tmp_path)] == ["undetermined"]
+
+
+def test_of_several_captures_the_newest_counts(tmp_path):
+    before = "".join(spy(rank, LOADER) for rank in range(4))
+    after = "".join(spy(rank, OWN if rank == 2 else COLLECTIVE) for rank in range(4))
+    assert ranks(found_in(before + after, tmp_path)) == {2}

@@ -139,9 +139,15 @@ def main_threads(stacks: tuple[StackSample, ...]) -> list[StackSample]:
     for index, stack in enumerate(stacks):
         key = (stack.rank, stack.node, stack.pid) if (stack.rank, stack.pid) != (None, None) else (index,)
         processes.setdefault(key, []).append(stack)
-    return [
-        max(threads, key=_mainness) for threads in processes.values() if any(not _servant(item) for item in threads)
-    ]
+    return [_main_of(threads) for threads in processes.values() if any(not _servant(item) for item in threads)]
+
+
+def _main_of(threads: list[StackSample]) -> StackSample:
+    """The main thread of a process; of several captures of it the newest."""
+    first = max(threads, key=_mainness)
+    return next(
+        item for item in reversed(threads) if item.thread == first.thread and _mainness(item) == _mainness(first)
+    )
 
 
 def _mainness(stack: StackSample) -> tuple[bool, bool, bool]:

@@ -6,7 +6,7 @@ import contextlib
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import cast
+from typing import TypeVar, cast
 
 import msgspec
 
@@ -24,6 +24,7 @@ from keepstep.intake.timings import READER as TIMINGS
 from keepstep.records.evidence import Evidence, LogEvent, StackSample, Unread
 from keepstep.records.finding import Finding, Suspect
 from keepstep.records.finding_words import ranks_of
+from keepstep.records.timing_table import TimingTable
 from keepstep.service.diagnosis_inputs import find_inputs
 from keepstep.service.run_evidence import RING_READER, findings_of_run, in_its_moment
 
@@ -33,10 +34,15 @@ READERS: tuple[Reader, ...] = (RING_READER, *DUMP_READERS, HEALTH_READER, LOG_RE
 """In the order in which they are asked; log text last, because nearly everything readable is text."""
 
 _MOST_EVENTS = 1_000_000
+_MOST_STACKS = 200_000
+_MOST_RECORDS = 2_000_000
+"""Everything else that is kept: progress of ranks, single collectives, tables."""
+_MOST_TABLE_ROWS = 50_000_000
 _TELL_BYTES = 64 << 20
 _TELL_FILES = 500
 
 _Tell = Callable[[str], None]
+_Item = TypeVar("_Item")
 
 
 class Diagnosis(msgspec.Struct, frozen=True):
@@ -80,7 +86,7 @@ def diagnose_paths(paths: list[Path], *, tell: _Tell = lambda _: None) -> Diagno
 
 
 class _Gathered:
-    """Evidence of all files, bounded."""
+    """Evidence of all files, bounded: what is too much is named."""
 
     def __init__(self, unread: list[Unread]) -> None:
         self.events: list[LogEvent] = []
@@ -88,7 +94,8 @@ class _Gathered:
         self.others: list[object] = []
         self.read: list[tuple[str, str]] = []
         self.unread = unread
-        self._full = False
+        self._full: set[str] = set()
+        self._rows = 0
 
     def read_file(self, path: Path, tell: _Tell) -> None:
         """Ask the readers in turn; the first that recognises the file and can read it counts."""
@@ -103,18 +110,20 @@ class _Gathered:
         for reader in READERS:
             if not reader.recognises(path, head):
                 continue
-            before = len(self.others), len(self.events), len(self.stacks)
+            before = len(self.others), len(self.events), len(self.stacks), self._rows
             try:
                 self._take(reader, path)
             except (KeepstepError, OSError, EOFError) as error:
                 refusals.append(f"{reader.name}: {_reason(error)}")
                 del self.others[before[0] :], self.events[before[1] :], self.stacks[before[2] :]
+                self._rows = before[3]
                 if reader is not LOG_READER and _is_text(head):
                     continue
                 break
             self.read.append((str(path), reader.name))
-            if reader is TIMINGS and len(head) < HEAD_BYTES and _is_text(head):
-                self._take(LOG_READER, path)  # one row a rank and no steps: a summary that a person made
+            lines_of_a_log = len(head) < HEAD_BYTES or head.lstrip()[:1] == b"{"
+            if reader is TIMINGS and lines_of_a_log and _is_text(head):
+                self._take(LOG_READER, path)  # a summary that a person made, or a log whose lines are objects
             if reader is LOG_READER and path.suffix.lower() in (".md", ".markdown"):
                 self._read_pasted(path)
             return
@@ -136,14 +145,26 @@ class _Gathered:
             if isinstance(item, Unread):
                 self.unread.append(item)
             elif isinstance(item, StackSample):
-                self.stacks.append(item)
-            elif not isinstance(item, LogEvent):
-                self.others.append(item)
-            elif len(self.events) < _MOST_EVENTS:
-                self.events.append(item)
-            elif not self._full:
-                self._full = True
-                self.unread.append(Unread(path=str(path), why=f"only {_MOST_EVENTS} events are kept"))
+                self._keep(item, self.stacks, most=_MOST_STACKS, what="stacks", path=path)
+            elif isinstance(item, LogEvent):
+                self._keep(item, self.events, most=_MOST_EVENTS, what="events", path=path)
+            elif isinstance(item, TimingTable) and self._rows + len(item.seconds) > _MOST_TABLE_ROWS:
+                self._say_full(f"{_MOST_TABLE_ROWS} rows of tables", path)
+            else:
+                self._rows += len(item.seconds) if isinstance(item, TimingTable) else 0
+                self._keep(item, self.others, most=_MOST_RECORDS, what="records", path=path)
+
+    def _keep(self, item: _Item, kept: list[_Item], *, most: int, what: str, path: Path) -> None:
+        if len(kept) < most:
+            kept.append(item)
+        else:
+            self._say_full(f"{most} {what}", path)
+
+    def _say_full(self, what: str, path: Path) -> None:
+        """Name once what there is too much of."""
+        if what not in self._full:
+            self._full.add(what)
+            self.unread.append(Unread(path=str(path), why=f"only {what} are kept"))
 
 
 def _is_text(head: bytes) -> bool:
