@@ -37,7 +37,7 @@ def pids(job_out: Path, rank: int) -> list[str]:
     ("layout", "moving"),
     [
         pytest.param((), (1,), id="ddp"),
-        pytest.param(("--fsdp",), (0, 2), id="fsdp-two-ranks", marks=pytest.mark.exhaustive),
+        pytest.param(("--fsdp",), (0, 2), id="fsdp-two-ranks"),
     ],
 )
 def test_ranks_move_and_nothing_else_changes(tmp_path: Path, layout: tuple[str, ...], moving: tuple[int, ...]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import msgspec
 
 from keepstep.control.exits import PastFailure, exit_code_of, repeats
@@ -19,6 +21,7 @@ __all__ = [
     "divergence_finding",
     "end_job",
     "failure_of",
+    "final_weights",
     "judge_losses",
     "loss_code",
     "note_lost",
@@ -56,6 +59,17 @@ def loss_code(change: Change) -> int:
     """The exit code of a job that a change could not save: that of its first loss."""
     members = [loss for loss in change.lost if loss.rank >= 0]
     return exit_code_of(members[0].code, members[0].signal) if members else _TEMPORARY_FAILURE
+
+
+def final_weights(state: JobState) -> str:
+    """The hash of the final weights: the one of all ranks, or of their hashes in the order of ranks where these differ;
+    empty: unknown."""
+    told = {member.rank: member.weights_sha256 for member in state.members.values() if member.weights_sha256}
+    if len(set(told.values())) < 2:
+        return next(iter(told.values()), "")
+    if len(told) < state.spec.world:
+        return ""
+    return hashlib.sha256("".join(told[rank] for rank in sorted(told)).encode()).hexdigest()
 
 
 def judge_losses(turn: Turn) -> bool:

@@ -45,7 +45,9 @@ class JobEnded(Record, frozen=True, kw_only=True, tag=True):
     why: Annotated[str, Meta(description="reason in words")] = ""
     steps_kept: Annotated[int, Meta(ge=0, description="updates in the final weights")] = 0
     kept_step_share: Annotated[float | None, Meta(description="kept steps / steps computed")] = None
-    weights_sha256: Annotated[str, Meta(description="of the final weights; empty: unknown")] = ""
+    weights_sha256: Annotated[
+        str, Meta(description="of the final weights (sharded: of all ranks' hashes in order); empty: unknown")
+    ] = ""
     false_alarm_s: Annotated[float, Meta(description="time lost to wrong findings", extra={"unit": "s"})] = 0.0
 
 

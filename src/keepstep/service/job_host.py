@@ -19,6 +19,7 @@ import msgspec
 from keepstep import __version__
 from keepstep.control.drilling import parse_start_drill
 from keepstep.control.job_state import Directed, JobSpec, StopRequest
+from keepstep.control.outcome import final_weights
 from keepstep.errors import KeepstepError, StoreError, UsageError
 from keepstep.fleet.report import report_text, summarise
 from keepstep.records.events import JobEnded, JobStarted, StepProgress
@@ -230,7 +231,6 @@ class JobHost:
             self._control.close()
         state = self.shell.state
         code = self.failed.exit_code if self.failed else state.exit_code or 0
-        weights = next((m.weights_sha256 for m in state.members.values() if m.weights_sha256), "")
         self._keeper.keep(
             JobEnded(
                 job=self.plan.job,
@@ -238,7 +238,7 @@ class JobHost:
                 exit_code=code,
                 why=str(self.failed or state.exit_why),
                 steps_kept=max(state.version, last.step if last else 0, 0),
-                weights_sha256=weights,
+                weights_sha256=final_weights(state),
             ),
             durable=True,
         )
