@@ -15,7 +15,7 @@ from torch import nn
 from keepstep.training.chunkqueue import ChunkQueue
 from keepstep.training.manifest import Chunk, Image
 from keepstep.training.state import TrackedState
-from keepstep.training.statewire import Ask, Status, ask, receive_exactly, receive_header
+from keepstep.training.statewire import Ask, Status, ask, receive_exactly, receive_header, set_timeout
 from keepstep.training.transfer import SourcesLost, StateServer, fetch
 
 Handler = Callable[[socket.socket], None]
@@ -210,6 +210,24 @@ def test_requests_out_of_bounds_are_refused(kind: int, first: int, count: int) -
         assert receive_exactly(sockets[0], 32).decode() == image.digest
         sockets[0].sendall(b"GET / HTTP/1.1\r\n")
         assert sockets[0].recv(1) == b""
+
+
+def test_a_client_may_take_its_time_before_it_asks() -> None:
+    """A joiner connects when a move is prepared, and asks after its commit."""
+    _, source = member(1)
+    image = source.image()
+    ours, theirs = socket.socketpair()
+    set_timeout(theirs, 0.001)  # as it may come from whoever let it in
+    served = threading.Thread(target=StateServer(lambda: image).handle, args=(theirs,))
+    served.start()
+    with ours:
+        ask(ours, Ask.DIGEST)
+        assert receive_header(ours) == (Status.OK, len(image.digest))
+        assert bytes(receive_exactly(ours, len(image.digest))).decode() == image.digest
+        size = struct.calcsize("@ll")
+        limits = [theirs.getsockopt(socket.SOL_SOCKET, one, size) for one in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO)]
+    served.join()
+    assert [limit == bytes(size) for limit in limits] == [True, False]
 
 
 def test_a_queue_leaves_out_what_is_there() -> None:

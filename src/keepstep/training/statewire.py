@@ -52,11 +52,13 @@ class Status(IntEnum):
     REFUSED = 2
 
 
-def set_timeout(sock: socket.socket, timeout_s: float) -> None:
-    """Give up on a peer that moves no byte for `timeout_s` seconds; calls stay blocking, so large reads stay whole."""
+def set_timeout(sock: socket.socket, timeout_s: float, *, waits: bool = False) -> None:
+    """Give up on a peer that moves no byte for `timeout_s` seconds; calls stay blocking, so large reads stay whole.
+
+    With `waits` it may send its next bytes at any time; what is sent to it must be taken."""
     sock.setblocking(True)
     limit = struct.pack("@ll", int(timeout_s), int(timeout_s % 1 * 1e6))
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, bytes(len(limit)) if waits else limit)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
 

@@ -103,10 +103,11 @@ class StateServer:
         self._provider = provider
 
     def handle(self, sock: socket.socket) -> None:
-        """Serve one client until it hangs up, dies or asks nonsense; closes the socket."""
+        """Serve one client until it hangs up, dies or asks nonsense; closes the socket. A joiner of a move connects long
+        before it asks."""
         with sock:
             try:
-                set_timeout(sock, _SERVER_TIMEOUT_S)
+                set_timeout(sock, _SERVER_TIMEOUT_S, waits=True)
                 while (request := next_request(sock)) is not None:
                     kind, first, count = request
                     self._answer(sock, kind, first=first, count=count)
