@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 from torch.optim import Optimizer
 
-from keepstep.control.member_moves import take_over
+from keepstep.control.member_moves import may_take_over, take_over
 from keepstep.errors import KeepstepError, MembershipError, TransportError
+from keepstep.records.messages import PeerLostReport
 from keepstep.records.move_messages import MovePrepared, MoveTaken, PrepareMove
 from keepstep.training import private
 from keepstep.training.agent_link import AgentLink
@@ -27,6 +28,7 @@ __all__ = ["TakingOver"]
 
 _log = logging.getLogger("keepstep")
 _DIAL_TIMEOUT_S = 10.0
+_EXIT_CANNOT_TAKE = 75
 
 
 class TakingOver:
@@ -58,9 +60,12 @@ class TakingOver:
             self._link.wake()
 
     def work(self) -> None:
-        """In the training thread: go on as far as what is here allows."""
+        """In the training thread: go on as far as what is here allows. Once an `Abort` is answered, nothing is.
+
+        Raises SystemExit in a process that said it was prepared and cannot take the rank after all.
+        """
         order = self._order
-        if order is None:
+        if order is None or not may_take_over(self._seat.state):
             self._close()
             return
         if self._follower is None and not self._said:
@@ -85,9 +90,7 @@ class TakingOver:
         try:
             self._make(event, order)
         except (KeepstepError, RuntimeError, ValueError, TypeError, KeyError) as error:
-            _log.warning("move %d: %s", order.number, error)
-            self._prepared(order, why=str(error))
-            self._close()
+            self._give_up(order, str(error))
 
     def _make(self, event: Event, order: PrepareMove) -> None:
         if isinstance(event, WantsRoom):
@@ -109,7 +112,7 @@ class TakingOver:
         elif isinstance(event, FinalDigest):
             self._check(event.digest, order)
         elif isinstance(event, Broken):
-            self._prepared(order, why=event.why)
+            self._leaver_lost(order, event.why)
 
     def _update(self, event: UpdateHere) -> None:
         """The leaver's update, made here. One that does not follow the last is left out: the check finds it."""
@@ -130,10 +133,30 @@ class TakingOver:
             self._prepared(order)
 
     def _prepared(self, order: PrepareMove, *, why: str = "") -> None:
-        """Said once, and again if something goes wrong; after the commit that is seen by what does not come."""
+        """Said once, and again if something goes wrong, which counts for nothing from the order to commit on."""
         if why or not self._said:
             self._said = True
             self._link.say(MovePrepared(order.number, bytes_moved=self._moved, why=why))
+
+    def _give_up(self, order: PrepareMove, why: str) -> None:
+        """This process cannot take the rank. Where it has said that it can, all may stand and wait for it: it ends, so
+        that its loss is seen at once and the leaver keeps the rank."""
+        promised = self._said
+        self._close()
+        self._prepared(order, why=why)
+        if promised:
+            _log.error("this process ends: it cannot take rank %d in move %d: %s", self._rank, order.number, why)
+            raise SystemExit(_EXIT_CANNOT_TAKE)
+        _log.warning("move %d: %s", order.number, why)
+
+    def _leaver_lost(self, order: PrepareMove, why: str) -> None:
+        """Nothing comes from the leaver any more: its link is reported as broken if it may have committed."""
+        promised = self._said
+        self._close()
+        self._prepared(order, why=why)
+        if promised:
+            generation = self._fabric.generation if self._last is None else self._last.generation
+            self._link.say(PeerLostReport(generation, self._rank))
 
     def _handed_over(self, last: HandedOver) -> None:
         self._last, self._since = last, self._now()
@@ -155,17 +178,16 @@ class TakingOver:
         self._take(last, order)
 
     def _copy(self, digest: str, order: PrepareMove) -> int:
-        """The bytes that differed; -1 where the leaver is gone: then this member is a joiner without state."""
+        """The bytes that differed; -1 where the leaver gives none: then this member is a joiner without state."""
         tracked, sock = self._tracked(), self._checking
         assert sock is not None and order.leaver is not None
-        rank = self._seat.state.rank
         try:
             if not tracked.taking:
                 tracked.adopt(tracked.layout())  # what is here counts: only chunks that differ are moved
-            return fetch({rank: sock}, digest, state=tracked).bytes_moved
+            return fetch({self._rank: sock}, digest, state=tracked).bytes_moved
         except SourcesLost as error:
             _log.warning("move %d: %s", order.number, error)
-            self._close()
+            self._leaver_lost(order, str(error))
             return -1
 
     def _take(self, last: HandedOver, order: PrepareMove) -> None:
@@ -191,6 +213,10 @@ class TakingOver:
         if self._checking is not None:
             self._checking.close()
             self._checking = None
+
+    @property
+    def _rank(self) -> int:
+        return self._seat.state.rank
 
     def _tracked(self) -> TrackedState:
         assert self._seat.tracked is not None

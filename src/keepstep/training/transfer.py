@@ -103,8 +103,10 @@ class StateServer:
         self._provider = provider
 
     def handle(self, sock: socket.socket) -> None:
-        """Serve one client until it hangs up, dies or asks nonsense; closes the socket. A joiner of a move connects long
-        before it asks."""
+        """Serve one client until it hangs up, dies or asks nonsense; closes the socket.
+
+        A joiner of a move connects long before it asks.
+        """
         with sock:
             try:
                 set_timeout(sock, _SERVER_TIMEOUT_S, waits=True)
