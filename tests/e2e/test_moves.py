@@ -88,16 +88,28 @@ def test_a_rank_moves_to_another_node(tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.long
-@pytest.mark.parametrize("layout", ["tensor_parallel", "pipeline", "interleaved", "expert_parallel"])
-def test_a_rank_moves_in_all_its_groups(tmp_path: Path, layout: str) -> None:
+@pytest.mark.parametrize(
+    ("layout", "moving"),
+    [
+        ("tensor_parallel", (1,)),
+        ("pipeline", (1,)),
+        ("pipeline", (0, 1)),
+        ("interleaved", (1,)),
+        ("expert_parallel", (1,)),
+    ],
+)
+def test_ranks_move_in_all_their_groups(tmp_path: Path, layout: str, moving: tuple[int, ...]) -> None:
     """Groups of tensor, pipeline and expert parallelism change together, for state that no other rank has."""
     log, pace, words = tmp_path / "steps", tmp_path / "pace", ["--steps", "80"]
     pace.write_text("0.1")
     options = ["--pace-file", str(pace)]
-    job = LayoutJob(tmp_path / "run", layout, *words, "--step-log", str(log), options=options, world=2, standby=1)
+    job = LayoutJob(
+        tmp_path / "run", layout, *words, "--step-log", str(log), options=options, world=2, standby=len(moving)
+    )
     try:
         until(lambda: log.exists() and log.read_text().count("\n") > 8, "steps")
-        said = keepstep("move", "--run", tmp_path / "run", "--rank", 1, cwd=tmp_path)
+        ranks = [word for rank in moving for word in ("--rank", str(rank))]
+        said = keepstep("move", "--run", tmp_path / "run", *ranks, cwd=tmp_path)
         assert said.returncode == 0 and "is made" in said.stdout, said.stderr + job.text()[-4000:]
         pace.write_text("0")
         assert job.end() == by_torchrun(tmp_path / "even", layout, *words, world=2), job.text()[-4000:]

@@ -78,6 +78,7 @@ def test_a_joiner_prepares_with_its_neighbours_shapes(members: list[Fabric]) -> 
     finally:
         pipelines.close()
     assert layer.weight.grad is not None
+    pipelines.check()
     assert schedule._stage_forward_initialized and schedule._stage_backward_initialized
     assert "_warmup_p2p" not in vars(schedule) and "_recv_meta" not in vars(schedule._stage)
 
@@ -109,6 +110,8 @@ def test_a_neighbour_that_knows_nothing_is_an_error(members: list[Fabric]) -> No
     try:
         with pytest.raises(StateError, match="does not know its shapes"):
             schedule.step(target=torch.zeros(8, 8))
+        with pytest.raises(StateError, match="not prepared: rank 0: .* does not know its shapes"):
+            pipelines.check()  # all others have prepared theirs: it could not make a step with them
     finally:
         pipelines.close()
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from keepstep.control.member import MemberState
+from keepstep.errors import StateError
 from keepstep.records.address import Address
 from keepstep.records.messages import PeerLostReport
 from keepstep.records.move_messages import MovePrepared, MoveTaken, PrepareMove
@@ -41,12 +42,17 @@ class Joiner:
         self.generation = 1
         self.said: list[object] = []
         self.installed: list[int] = []
+        self.unfit = ""
         self.leaver = tracked(1)
         self.ends: dict[str, socket.socket] = {}
         self.woken = threading.Semaphore(0)
         self.taking = TakingOver(self, self, link=self, now=lambda: 0.0)  # type: ignore[arg-type]
 
     # ------------------------------------------------------------ what it is given
+
+    def check_rehearsal(self) -> None:
+        if self.unfit:
+            raise StateError(self.unfit)
 
     def publish(self, version: int, *, counting: bool) -> None:
         self.published = version
@@ -114,6 +120,14 @@ def test_it_takes_its_rank(joiner: Joiner) -> None:
     assert isinstance(joiner.said[-1], MoveTaken) and joiner.installed == [2]
     assert joiner.tracked.digest() == joiner.leaver.digest()
     assert (joiner.state.joiner, joiner.state.generation, joiner.published) == (False, 2, 7)
+
+
+def test_what_it_rehearsed_with_may_rule_it_out(joiner: Joiner) -> None:
+    joiner.unfit = "a pipeline schedule is not prepared"
+    joiner.taking.begin(ORDER)
+    joiner.hear()
+    assert joiner.said == [MovePrepared(1, why=joiner.unfit)]
+    assert joiner.ends == {}
 
 
 def test_one_that_cannot_take_its_rank_after_all_ends(joiner: Joiner) -> None:

@@ -200,6 +200,7 @@ def _find_joiners(turn: Turn) -> None:
 
 
 def _welcome(turn: Turn, heir: Heir, *, standby: Member) -> None:
+    """Its roster has the living leavers of the other ranks: what it must know of their state it asks them."""
     move, state = turn.move_under_way, turn.state
     local_rank = free_local_rank(state.members, standby.node)
     joiner = turn.put(
@@ -207,6 +208,7 @@ def _welcome(turn: Turn, heir: Heir, *, standby: Member) -> None:
     )
     chosen = Heir(heir.rank, heir.leaver, heir.origin, heir.node, joiner.name)
     turn.move(heirs=tuple(chosen if other.rank == heir.rank else other for other in move.heirs))
+    own = {rank: address for rank, address in _new_addresses(turn).items() if rank == heir.rank}
     order = Welcome(
         epoch=state.epoch,
         rank=heir.rank,
@@ -215,7 +217,7 @@ def _welcome(turn: Turn, heir: Heir, *, standby: Member) -> None:
         generation=state.generation,
         attempt=state.attempt,
         joiner=True,
-        roster={**turn.addresses(), **_new_addresses(turn)},
+        roster=turn.addresses() | own,
         secret=state.spec.secret,
         move=move.number,
     )

@@ -160,6 +160,10 @@ class Guard:
             self.aborted = True
             raise StepAborted
 
+    def check_rehearsal(self) -> None:
+        """Raises StateError if a joiner that stands here could not make a member's next step."""
+        self._pipelines.check()
+
     def redo(self) -> None:
         """Put everything back to the start of the step."""
         self.spans.end(SpanKind.STEP)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from keepstep.errors import StateError
+from keepstep.errors import KeepstepError, StateError
 from keepstep.training.fabric import Fabric, Mode
 from keepstep.training.stage_shapes import (
     StageAsked,
@@ -46,6 +46,8 @@ class Pipelines:
         self._stages: weakref.WeakSet[Any] = weakref.WeakSet()
         self._schedules: weakref.WeakSet[Any] = weakref.WeakSet()
         self._kept: list[tuple[weakref.ref[Any], dict[str, bool]]] = []
+        self._unprepared: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._why = ""
         self._original: _Prepare | None = None
         fabric.serve("stage", lambda sock: tell_shapes(sock, self._shapes))
 
@@ -62,6 +64,11 @@ class Pipelines:
         kept = {id(one): flags for one, flags in ((ref(), flags) for ref, flags in self._kept) if one is not None}
         for schedule in self._schedules:
             vars(schedule).update(kept.get(id(schedule), dict.fromkeys(_flags(schedule), False)))
+
+    def check(self) -> None:
+        """Raises StateError if a schedule was to be prepared alone and could not: all others have prepared theirs."""
+        if self._unprepared:
+            raise StateError(f"a pipeline schedule is not prepared: {self._why or 'its first step failed'}")
 
     def forget(self) -> None:
         """No schedule is prepared: all members prepare anew in the step that comes."""
@@ -91,12 +98,15 @@ class Pipelines:
 
     def _prepare_alone(self, original: _Prepare, schedule: Any, *, stages: list[Any]) -> tuple[bool, bool]:
         """As torch does it, with the vote and the messages of the stages answered here."""
+        self._unprepared.add(schedule)
         schedule._warmup_p2p = _vote_alone
         for stage in stages:
             stage._send_meta = lambda *_: None
             stage._recv_meta = partial(self._received, stage)
         try:
-            return original()
+            prepared = original()
+            self._unprepared.discard(schedule)
+            return prepared
         finally:
             for one, name in (
                 (schedule, "_warmup_p2p"),
@@ -109,10 +119,14 @@ class Pipelines:
         from torch.distributed.pipelining._utils import _StageBackwardMeta, _StageForwardMeta
 
         rank = stage._resolve_peer_global_rank(source)
-        shapes = ask_shapes(self._fabric, rank, asked=_name(stage, source))
-        if source < stage.stage_index:
-            return _StageForwardMeta(tensors_of(shapes.outputs))
-        return _StageBackwardMeta(tensors_of(shapes.input_grads))
+        try:
+            shapes = ask_shapes(self._fabric, rank, asked=_name(stage, source))
+            if source < stage.stage_index:
+                return _StageForwardMeta(tensors_of(shapes.outputs))
+            return _StageBackwardMeta(tensors_of(shapes.input_grads))
+        except (KeepstepError, OSError) as error:
+            self._why = f"rank {rank}: {error}"
+            raise
 
     def _shapes(self, asked: StageAsked) -> StageShapes:
         """In the thread of a connection: what is known of one of the own stages."""

@@ -21,5 +21,8 @@ class Seat(Protocol):
     agreed: bool
     tracked: TrackedState | None
 
+    def check_rehearsal(self) -> None:
+        """Raises StateError if a joiner that stands here could not make a member's next step."""
+
     def publish(self, version: int, *, counting: bool) -> None:
         """Leave the rank's own state where it survives this process."""

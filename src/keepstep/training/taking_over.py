@@ -9,7 +9,7 @@ from collections.abc import Callable
 from torch.optim import Optimizer
 
 from keepstep.control.member_moves import may_take_over, take_over
-from keepstep.errors import KeepstepError, MembershipError, TransportError
+from keepstep.errors import KeepstepError, MembershipError, StateError, TransportError
 from keepstep.records.messages import PeerLostReport
 from keepstep.records.move_messages import MovePrepared, MoveTaken, PrepareMove
 from keepstep.training import private
@@ -78,8 +78,12 @@ class TakingOver:
     def _connect(self, order: PrepareMove) -> None:
         assert order.leaver is not None
         try:
+            self._seat.check_rehearsal()
             sock = self._fabric.dial(order.leaver, "follow", timeout_s=_DIAL_TIMEOUT_S)
             self._checking = self._fabric.dial(order.leaver, "state", timeout_s=_DIAL_TIMEOUT_S)
+        except StateError as error:
+            self._prepared(order, why=str(error))
+            return
         except (TransportError, MembershipError, OSError) as error:
             self._prepared(order, why=f"the leaver was not reached: {error}")
             return
