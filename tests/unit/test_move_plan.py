@@ -46,6 +46,17 @@ def test_a_whole_node_needs_room_for_all():
     assert [heir.node for heir in plan_move(roomy, MoveRequest((), node="n1"))] == ["n0", "n0"]
 
 
+def test_a_whole_node_never_moves_to_itself():
+    """It is to be empty afterwards, whatever standbys it has."""
+    members = {"m0": member("m0", 0, "n0"), "m1": member("m1", 1, "n1"), "m2": member("m2", -1, "n0", Status.WARM)}
+    nodes = (NodeSpec("n0", 1, 1), NodeSpec("n1", 1, 0))
+    with pytest.raises(UsageError, match="node n1 has neither a standby nor room"):
+        plan_move(job(members=members, nodes=nodes), MoveRequest((), node="n0"))
+    with pytest.raises(UsageError, match="there is no node but n0"):
+        plan_move(job(nodes=NODES[:1]), MoveRequest((), node="n0"))
+    assert plan_move(job(members=members, nodes=nodes), MoveRequest((0,)))[0].node == "n0", "one rank may"
+
+
 MOVE = Move(3, 2, (Heir(1, "m1", "n0", "n1"),), 0.0, 0.0)
 FINISHED = job().members | {"m3": member("m3", 3, "n1", Status.FINISHED)}
 STARTING = job().members | {"m0": member("m0", 0, "n0", Status.STARTING)}

@@ -29,7 +29,7 @@ def plan_move(state: JobState, request: MoveRequest) -> tuple[Heir, ...]:
     room = _room(state)
     heirs = []
     for member in leavers:
-        node = request.to or _elsewhere(state, member, room=room)
+        node = request.to or _elsewhere(state, member, room=room, without=request.node)
         room[node] -= 1
         if room[node] < 0:
             raise UsageError(
@@ -100,9 +100,14 @@ def _room(state: JobState) -> Counter[str]:
     return Counter(free_places(state.nodes, state.members)) + waiting
 
 
-def _elsewhere(state: JobState, member: Member, *, room: Counter[str]) -> str:
-    """A node for the joiner: not the leaver's own, unless no other has room; one with a warm standby comes first."""
+def _elsewhere(state: JobState, member: Member, *, room: Counter[str], without: str) -> str:
+    """A node for the joiner: not the leaver's own, unless no other has room; one with a warm standby comes first.
+
+    Never `without`, which all its ranks are to leave.
+    """
     warm = Counter(m.node for m in standbys(state.members, Status.WARM))
-    there = [node.name for node in state.nodes if not node.gone]
+    there = [node.name for node in state.nodes if not node.gone and node.name != without]
+    if not there:
+        raise UsageError(f"there is no node but {without}", remedy="start an agent on another node, or name --rank")
     order = sorted(there, key=lambda name: (room[name] <= 0, name == member.node, not warm[name], -room[name]))
-    return order[0] if order else member.node
+    return order[0]
