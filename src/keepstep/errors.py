@@ -18,6 +18,7 @@ KeepstepError
 │   ├── VersionMismatch   another version of keepstep or torch in the same job
 │   └── WorldMismatch     members disagree about the size of the job
 ├── MoveNotMade           a planned move was given up; training goes on          exit 75
+├── NoAnswer              a request reached a run, and its controller ended      exit 75
 ├── TrafficError          a network or a demand that cannot be planned for       exit 65
 └── StateError            training state cannot be moved or trusted              exit 75
     ├── StateDivergence   replicas that should be equal are not
@@ -37,6 +38,7 @@ __all__ = [
     "KeepstepError",
     "MembershipError",
     "MoveNotMade",
+    "NoAnswer",
     "NoValidState",
     "PeerLost",
     "RecordError",
@@ -155,6 +157,12 @@ class WorldMismatch(MembershipError):
 
 class MoveNotMade(KeepstepError):
     """A planned move was given up, or only a part of it was made; training goes on."""
+
+    exit_code = 75
+
+
+class NoAnswer(KeepstepError):
+    """A request reached a run, and no answer came: what came of it is in the run's records."""
 
     exit_code = 75
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from keepstep.errors import EnvironmentProblem, KeepstepError, MoveNotMade, UsageError
+from keepstep.errors import EnvironmentProblem, KeepstepError, MoveNotMade, NoAnswer, UsageError
 from keepstep.records.drills import DrillRequest
 from keepstep.records.moves import MoveRequest
 from keepstep.service.run_directory import is_running, read_run
@@ -83,19 +83,25 @@ async def serve_control(name: str, *, drill: DrillTaker, probe: ProbeTaker, move
 
 
 def ask_drill(directory: Path, request: DrillRequest) -> str:
-    """Have the run in `directory` inject a fault; returns what it answers. Raises UsageError if it is over."""
+    """Have the run in `directory` inject a fault; returns what it answers.
+
+    Raises UsageError if it is over, NoAnswer.
+    """
     return _ask(directory, msgspec.json.encode(request), what="a drill", limit_s=_CLIENT_S)
 
 
 def ask_probe(directory: Path, number: int) -> str:
-    """Have the run in `directory` probe finding `number`; returns what is left. Raises UsageError if it is over."""
+    """Have the run in `directory` probe finding `number`; returns what is left.
+
+    Raises UsageError if it is over, NoAnswer.
+    """
     return _ask(directory, msgspec.json.encode(ProbeRequest(number)), what="a probe", limit_s=_PROBE_S)
 
 
 def ask_move(directory: Path, request: MoveRequest) -> str:
     """Have the run in `directory` move ranks; returns what will happen or, with `wait`, how it went.
 
-    Raises UsageError if it makes no sense or the run is over, MoveNotMade if the move was given up.
+    Raises UsageError if it makes no sense or the run is over, MoveNotMade if the move was given up, NoAnswer.
     """
     limit_s = _MOVE_S if request.wait else _CLIENT_S
     return _ask(directory, msgspec.json.encode(request), what="a move", limit_s=limit_s)
@@ -110,15 +116,19 @@ def _ask(directory: Path, request: bytes, *, what: str, limit_s: float) -> str:
         raise UsageError("this is the directory of an agent", where=str(directory), remedy="give the controller's")
     if not is_running(directory):
         raise over
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(limit_s)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(limit_s)
+        try:
             connection.connect("\0" + facts.control)
             connection.sendall(request + b"\n")
+        except OSError as error:
+            raise over from error
+        try:
             with connection.makefile("rb") as file:
                 reply = json.loads(file.readline(_MAX_REPLY_BYTES))
-    except (OSError, ValueError) as error:
-        raise over from error
+        except (OSError, ValueError) as error:
+            why = f"{what} was asked for, and the controller ended or did not answer"
+            raise NoAnswer(why, where=str(directory), remedy="what came of it is in `keepstep report`") from error
     if not reply.get("ok"):
         kind = MoveNotMade if reply.get("code") == MoveNotMade.exit_code else UsageError
         raise kind(str(reply.get("say", "refused")), where=str(directory))

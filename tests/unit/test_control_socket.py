@@ -1,0 +1,85 @@
+"""What people are told by a run that ends while they wait for its answer."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from keepstep.errors import KeepstepError, MoveNotMade, NoAnswer, UsageError
+from keepstep.records.drills import DrillRequest
+from keepstep.records.moves import MoveRequest
+from keepstep.service.control_socket import ask_drill, ask_move, serve_control
+from keepstep.service.run_directory import RunDirectory, RunFacts
+
+REQUEST = MoveRequest((1,))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[tuple[Path, str]]:
+    """The directory of a run that goes on, and the name of its socket."""
+    name = f"keepstep-test-{os.getpid()}-{tmp_path.name}"
+    directory = RunDirectory(tmp_path / "run", reserve_bytes=0)
+    directory.publish(RunFacts("j", "s.py", (), 1, 0, 1, "1", "3", "2", 0.0, 1, name))
+    yield directory.path, name
+    directory.close()
+
+
+def answering(name: str, reply: bytes) -> threading.Thread:
+    """A controller that takes one request and ends with `reply`."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind("\0" + name)
+    listener.listen()
+
+    def answer() -> None:
+        with listener, listener.accept()[0] as connection:
+            connection.recv(4096)
+            connection.sendall(reply)
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("reply", [b"", b'{"ok": tr'], ids=["nothing", "half"])
+def test_a_controller_that_ends_before_it_answers_may_have_made_the_move(run: tuple[Path, str], reply: bytes) -> None:
+    directory, name = run
+    controller = answering(name, reply)
+    with pytest.raises(NoAnswer, match="a move was asked for.*keepstep report") as caught:
+        ask_move(directory, REQUEST)
+    controller.join()
+    assert caught.value.exit_code == 75
+
+
+def test_a_run_that_cannot_be_asked_is_over(run: tuple[Path, str]) -> None:
+    with pytest.raises(UsageError, match="run j is over"):
+        ask_move(run[0], REQUEST)
+
+
+@pytest.mark.parametrize("answer", [UsageError("no rank 1"), MoveNotMade("a joiner died")])
+def test_an_answer_is_what_the_run_says(run: tuple[Path, str], answer: KeepstepError) -> None:
+    directory, name = run
+
+    def drill(request: DrillRequest) -> str:
+        return f"{request.fault} now"
+
+    async def probe(number: int) -> str:
+        raise AssertionError
+
+    async def move(request: MoveRequest) -> str:
+        assert request == REQUEST
+        raise answer
+
+    async def served() -> str:
+        server = await serve_control(name, drill=drill, probe=probe, move=move)
+        async with server:
+            with pytest.raises(type(answer), match=str(answer)):
+                await asyncio.to_thread(ask_move, directory, REQUEST)
+            return await asyncio.to_thread(ask_drill, directory, DrillRequest("kill", rank=0))
+
+    assert asyncio.run(served()) == "kill now"
