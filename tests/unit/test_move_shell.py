@@ -34,8 +34,8 @@ class Run:
         )
         self.shell.lead()
         self.shell.feed(AgentHello("n0", 2, 1, "1"), node="n0")
-        for name, rank in (("m0", 0), ("m1", 1), ("m2", -1)):
-            address = Address(name, "n0", name, "n0", 1)
+        for port, (name, rank) in enumerate((("m0", 0), ("m1", 1), ("m2", -1))):
+            address = Address(name, "n0", name, "n0", port)
             self.shell.feed(Hello(name, rank, 2, 1, address, "1", "2"), node="n0", member=name)
         for name in ("m0", "m1"):
             self.shell.feed(FirstStep(0, 1), node="n0", member=name)

@@ -149,11 +149,17 @@ class PathDesk:
         """Let the conductor act until cancelled."""
         while True:
             await asyncio.sleep(_TURN_S)
-            state = self._shell.state
-            if state.phase == "running" and state.change is None and state.exit_code is None:
-                self._conductor.members(state.generation, dict(self._places()))
-                for action in self._conductor.step(self._clock.wall()):
-                    self._obey(action)
+            self.turn()
+
+    def turn(self) -> None:
+        """Let the conductor act, unless it is open who is a member: in a change, and in the commit of a move."""
+        state = self._shell.state
+        committing = state.move is not None and state.move.committing
+        if state.phase != "running" or state.change is not None or committing or state.exit_code is not None:
+            return
+        self._conductor.members(state.generation, dict(self._places()))
+        for action in self._conductor.step(self._clock.wall()):
+            self._obey(action)
 
     def _places(self) -> Iterator[tuple[int, Place]]:
         for rank, member in by_rank(self._shell.state.members).items():

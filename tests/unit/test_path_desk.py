@@ -1,0 +1,46 @@
+"""The paths of a job whose members change: the conductor knows who they are, whenever it may act."""
+
+from __future__ import annotations
+
+import asyncio
+
+from test_job_shell import StandingClock
+from test_move_shell import Run
+
+from keepstep.records.messages import FirstStep
+from keepstep.records.move_messages import MoveCommitted, MoveTaken
+from keepstep.records.moves import MoveRequest
+from keepstep.records.topology import ClosShape
+from keepstep.service.keeper import Keeper
+from keepstep.service.output import Console
+from keepstep.service.path_desk import PathDesk, TrafficFile
+from keepstep.traffic.clos import clos
+from keepstep.traffic.planner import Planner
+
+
+def ports(desk: PathDesk) -> dict[int, int]:
+    """Where the conductor takes the ranks to be."""
+    return {rank: place.port for rank, place in desk._conductor._places.items()}
+
+
+def test_a_rank_that_moved_is_where_its_joiner_is():
+    async def played() -> list[dict[int, int]]:
+        run = Run()
+        planner = Planner(clos(ClosShape(hosts=4, hosts_per_leaf=2, spines=2)))
+        console = Console(lambda line, error: None)
+        file = (TrafficFile(hops={}), planner)
+        desk = PathDesk(run.shell, Keeper(run.journal), file=file, clock=StandingClock(), console=console)
+        found = []
+        desk.turn()
+        found.append(ports(desk))
+        await run.shell.move(MoveRequest((1,), wait=False))
+        run.prepare()
+        for fact in (MoveCommitted(1, 1, 7), MoveTaken(1, 7), FirstStep(1, 8)):
+            run.say("m1" if isinstance(fact, MoveCommitted) else "m2", fact)
+            desk.turn()
+            found.append(ports(desk))
+        console.close()
+        return found
+
+    before, after = {0: 0, 1: 1}, {0: 0, 1: 2}
+    assert asyncio.run(played()) == [before, before, before, after]
