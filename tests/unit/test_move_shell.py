@@ -12,6 +12,7 @@ from keepstep.errors import MoveNotMade, UsageError
 from keepstep.records.address import Address
 from keepstep.records.events import MoveAsked, MoveRecord
 from keepstep.records.messages import AgentHello, FirstStep, Hello, MemberExited, Ready
+from keepstep.records.mirror_messages import PlaceMirror
 from keepstep.records.move_messages import CommitMove, MoveCommitted, MovePrepared, MoveTaken, PrepareMove
 from keepstep.records.moves import MoveRequest
 from keepstep.service.controller import JobShell
@@ -74,6 +75,19 @@ def test_the_answer_comes_when_the_move_is_over():
         return await answer
 
     assert asyncio.run(played()).startswith("move 1 is made: rank 1 from m1 on n0 to m2 on n0")
+
+
+def test_a_joiner_knows_before_the_commit_who_holds_its_mirror():
+    async def played() -> Run:
+        run = Run()
+        await run.shell.move(MoveRequest((1,), wait=False))
+        run.prepare()
+        return run
+
+    sent = asyncio.run(played()).sent
+    placed = [one for one in sent if isinstance(one.order, PlaceMirror) and one.order.generation == 1]
+    assert [(one.member, one.order.holder) for one in placed] == [("m2", 0)]
+    assert sent.index(placed[0]) < next(at for at, one in enumerate(sent) if isinstance(one.order, CommitMove))
 
 
 def test_a_move_that_is_given_up_is_no_success():

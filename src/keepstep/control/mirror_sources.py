@@ -32,15 +32,16 @@ __all__ = [
 # ---------------------------------------------------------------- who holds whose
 
 
-def place_mirrors(turn: Turn, generation: int) -> None:
-    """Tell every member who holds its mirror in `generation`."""
-    members = [m for m in live(turn.state.members) if m.address is not None]
+def place_mirrors(turn: Turn, generation: int, *, heirs: Sequence[Member] = ()) -> None:
+    """Tell every member who holds its mirror in `generation`; or only the `heirs` that will have their ranks then."""
+    told = {member.heir_of: member for member in heirs}
+    members = {m.rank: told.get(m.rank, m) for m in live(turn.state.members) if m.address is not None}
     by_node: dict[str, list[int]] = {}
-    for member in members:
-        by_node.setdefault(member.node, []).append(member.rank)
+    for rank, member in members.items():
+        by_node.setdefault(member.node, []).append(rank)
     holders = mirror_holders(by_node, turn.state.domains)
-    for member in members:
-        order = PlaceMirror(turn.state.epoch, generation, holders.get(member.rank, -1))
+    for rank, member in (told or members).items():
+        order = PlaceMirror(turn.state.epoch, generation, holders.get(rank, -1))
         turn.tell(member, order, reason="mirrors are placed")
 
 

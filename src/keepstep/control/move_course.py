@@ -247,6 +247,7 @@ def _ask_others(turn: Turn, move: Move) -> None:
         leaver = turn.state.members[heir.leaver].address
         order = PrepareMove(epoch, move.number, move.generation, "join", ranks, roster=roster, leaver=leaver)
         _prepare(turn, heir.joiner, order=order)
+    place_mirrors(turn, move.generation, heirs=[turn.state.members[heir.joiner] for heir in move.heirs])
     for rank in sorted(move.peers - set(move.ranks)):
         member = by_rank(turn.state.members).get(rank)
         if member is not None:
