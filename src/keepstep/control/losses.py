@@ -244,7 +244,10 @@ def on_peer_lost(turn: Turn, event: Event) -> None:
     running = {turn.state.generation} | (
         {move.before, move.generation} if move is not None and move.committing else set()
     )
-    if speaker(turn, event) is None or stopping or fact.generation not in running:
+    member = speaker(turn, event)
+    if member is None or stopping or fact.generation not in running:
+        return
+    if move is not None and member.name in move.committed:  # its links are those of a generation that it has left
         return
     if fact.rank not in turn.state.suspected:
         turn.let(suspected={**turn.state.suspected, fact.rank: turn.now})
