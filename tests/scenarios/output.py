@@ -13,7 +13,7 @@ from keepstep.records.messages import Address
 from keepstep.records.mirror_messages import PlaceMirror
 from keepstep.records.moves import MOVE_MARKS
 
-HIDDEN = {"epoch", "why", "secret", "environment", "world", "attempt", "type", "replicas", "drill"}
+HIDDEN = {"epoch", "why", "secret", "environment", "world", "attempt", "type", "replicas", "drill", "failed"}
 SAID_IF_SET = {"renew", "move", "leaver"}
 
 

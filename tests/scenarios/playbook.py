@@ -190,6 +190,8 @@ class Player:
             if change is None and move is not None and kind in ("MoveCommitted", "FirstStep"):
                 current = move.generation
             given = {"generation": current, **given}
+        if kind == "MoveRefused" and self._state.move is not None:
+            given = {"failed": self._state.move.tries, **given}
         if "node" in fields:
             given = {"node": source, **given}
         return self._feed(Event(node, member, message(kind, **given)))

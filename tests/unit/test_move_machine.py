@@ -45,7 +45,7 @@ facts = st.one_of(
     st.builds(MovePrepared, number=st.integers(1, 2), peers=st.sampled_from([(), (0,), (0, 2)])),
     st.builds(MovePrepared, number=st.just(1), why=st.just("no memory")),
     st.builds(MoveCommitted, number=st.integers(1, 2), generation=generations, version=versions),
-    st.builds(MoveRefused, number=st.just(1), version=versions, why=st.just("busy")),
+    st.builds(MoveRefused, number=st.just(1), version=versions, why=st.just("busy"), failed=st.integers(1, 3)),
     st.builds(MoveTaken, number=st.just(1), version=versions),
     st.builds(AskAddress, rank=st.integers(-1, 3)),
     st.builds(Ready, generation=generations, replica=st.just("all")),

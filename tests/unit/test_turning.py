@@ -218,6 +218,22 @@ def test_nobody_changes_while_one_member_is_not_ready(worlds: Callable[..., Worl
     assert world.lost == []
 
 
+def test_a_leaver_that_is_told_late_asks_for_no_second_vote(worlds: Callable[..., World]) -> None:
+    """Two leavers are told one after the other: the vote that the first one asked for is that of both."""
+    world = worlds("aabb")
+    world.step()
+    ranks = world.prepare(1, {1: "b", 2: "b"})
+    world.fabrics[0].turning.ready(1, yes=False)
+    world.fabrics[1].turning.commit(1)
+    assert not any(vote.passed for vote in world.step() if isinstance(vote, MoveVote))
+    world.fabrics[0].turning.ready(1)
+    world.fabrics[2].turning.commit(1)
+    assert world.step() == [None] * 4
+    world.fabrics[2].turning.commit(1, failed=1)
+    world.make(world.step(), ranks)
+    assert world.step() == [None] * 4
+
+
 def test_a_call_that_still_runs_holds_a_move_up(worlds: Callable[..., World]) -> None:
     world = worlds()
     world.step()

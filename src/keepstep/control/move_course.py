@@ -85,11 +85,16 @@ def on_move_prepared(turn: Turn, event: Event) -> None:
 
 
 def on_move_refused(turn: Turn, event: Event) -> None:
-    """The vote failed: tried again when all leavers have said so, and rolled back in the end."""
+    """The vote failed: tried again when all leavers have said so, and rolled back in the end.
+
+    A leaver may be heard late, about a vote whose next one has passed.
+    """
     fact = event.fact
     assert isinstance(fact, MoveRefused)
     heard = _heard(turn, event, number=fact.number)
-    if heard is None or not heard[1].committing or heard[0].name not in heard[1].leavers - heard[1].committed:
+    if heard is None or not heard[1].committing or heard[1].committed or heard[0].name not in heard[1].leavers:
+        return
+    if fact.failed != heard[1].tries:
         return
     move = turn.move(refused=heard[1].refused | {heard[0].name})
     turn.because(f"the vote of move {move.number} failed at version {fact.version}: {fact.why}")
@@ -265,4 +270,4 @@ def _order_commit(turn: Turn, move: Move) -> None:
         leaver = there(turn, name)
         if leaver is not None:
             reason = f"move {move.number}: commit" + (f", try {move.tries}" if move.tries > 1 else "")
-            turn.tell(leaver, CommitMove(turn.state.epoch, move.number), reason=reason)
+            turn.tell(leaver, CommitMove(turn.state.epoch, move.number, failed=move.tries - 1), reason=reason)

@@ -58,9 +58,13 @@ class PrepareMove(_Ordered, frozen=True, tag=True):
 
 
 class CommitMove(_Ordered, frozen=True, tag=True):
-    """To the leavers: commit at the next boundary. Answer: `MoveCommitted` or `MoveRefused`."""
+    """To the leavers: commit at the next boundary. Answer: `MoveCommitted` or `MoveRefused`.
+
+    `failed` votes about the move went before; one that a leaver has seen since, at the word of another, is this one.
+    """
 
     number: int
+    failed: int = 0
 
 
 class CancelMove(_Ordered, frozen=True, tag=True):
@@ -109,11 +113,13 @@ class MoveCommitted(_Said, frozen=True, tag=True):
 
 
 class MoveRefused(_Said, frozen=True, tag=True):
-    """A leaver has seen the vote fail at the boundary of `version`: training goes on with it."""
+    """A leaver has seen the vote fail at the boundary of `version`: training goes on with it. `failed` counts the votes
+    about the move that it has seen fail."""
 
     number: int
     version: int
     why: str
+    failed: int = 1
 
 
 class MoveTaken(_Said, frozen=True, tag=True):

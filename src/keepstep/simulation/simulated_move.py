@@ -62,6 +62,7 @@ class MovingPart:
         self.order: PrepareMove | None = None
         self.record: tuple[int, str, str] | None = None
         self._commit = False
+        self._failed = 0
         self._engine = engine
         self._others = others
         self._habits = habits
@@ -71,11 +72,12 @@ class MovingPart:
     def take(self, order: Order) -> bool:
         """What the reading thread does with an order about a move; False if it is for the loop."""
         if isinstance(order, PrepareMove):
-            self.order, self._commit = order, False
+            self.order, self._commit, self._failed = order, False, 0
             mean_s = {"leave": _LINK_S, "stay": _LINK_S, "join": _COPY_S}[order.part]
             self._engine.at(self._engine.delay(mean_s), lambda: self.mover.life.when_awake(lambda: self._ready(order)))
         elif isinstance(order, CommitMove):
-            self._commit = self.order is not None and self.order.number == order.number
+            known = self.order is not None and self.order.number == order.number
+            self._commit = known and order.failed >= self._failed
         elif isinstance(order, CancelMove):
             if self.order is not None and self.order.number == order.number:
                 self.clear()
@@ -109,20 +111,18 @@ class MovingPart:
         if order is None or not self._commit:
             return ""
         joiners = ",".join(f"{rank}={address.member}" for rank, address in sorted(order.ranks.items()))
-        return f"{order.number}:{order.generation}:{joiners}:{self.mover.rank}"
+        return f"{order.number}:{order.generation}:{joiners}"
 
     def commit(self, words: str, vote: Callable[[str], Program]) -> Program:
         """At the boundary after an agreement in which `words` were said: vote, and be in the new generation.
 
-        Nothing happens unless every leaver of the move said so. `vote(given)` makes the collective.
+        One leaver that says so is enough. `vote(given)` makes the collective.
         """
         said = [word.split(":") for word in words.split("|") if word]
         if not said:
             return
         number, generation = int(said[0][0]), int(said[0][1])
         joiners = {int(rank): name for rank, name in (pair.split("=") for pair in said[0][2].split(","))}
-        if {int(word[3]) for word in said} != set(joiners):
-            return
         no = self._engine.rng.random() < self._habits.refuses
         sequence = self.mover.fabric.next_sequence
         yield from vote("no" if no else "yes")
@@ -131,7 +131,8 @@ class MovingPart:
             yield from self._passed(number, generation, joiners=joiners)
         elif result is not None and self.mover.rank in joiners:
             self._commit = False
-            self.mover.life.say(MoveRefused(number, self.mover.machine.version, "somebody was not quiet"))
+            self._failed += 1
+            self.mover.life.say(MoveRefused(number, self.mover.machine.version, "somebody was not quiet", self._failed))
 
     def _passed(self, number: int, generation: int, *, joiners: dict[int, str]) -> Program:
         mover = self.mover

@@ -61,7 +61,7 @@ class Moving:
         if isinstance(order, PrepareMove):
             self._prepare(order)
         elif isinstance(order, CommitMove):
-            self._fabric.turning.commit(order.number)
+            self._fabric.turning.commit(order.number, failed=order.failed)
         elif isinstance(order, CancelMove):
             _log.info("move %d is cancelled: %s", order.number, order.why)
             self.drop()
@@ -111,8 +111,7 @@ class Moving:
         if move is not None and move.leaving:
             self._fabric.turning.ready(move.number, yes=self._leading.ready)
             if last and self._fabric.turning.committing:
-                why = "the job has made its last step"
-                self._link.say(MoveRefused(move.number, self._seat.state.version, why))
+                self._say_refused(move.number, "the job has made its last step", failed=self._fabric.turning.failed + 1)
         begun = self._now()
         turned = self._fabric.turn(moves=not last)
         if turned.plan:
@@ -147,7 +146,10 @@ class Moving:
         move = self._fabric.turning.move
         if move is not None and move.number == vote.number and move.leaving:
             ranks = ", ".join(map(str, vote.unready)) or "some"
-            self._link.say(MoveRefused(vote.number, self._seat.state.version, f"rank {ranks} could not make it"))
+            self._say_refused(vote.number, f"rank {ranks} could not make it", failed=self._fabric.turning.failed)
+
+    def _say_refused(self, number: int, why: str, *, failed: int) -> None:
+        self._link.say(MoveRefused(number, self._seat.state.version, why, failed))
 
     def _stay(self, vote: MoveVote) -> None:
         tracked = self._seat.tracked

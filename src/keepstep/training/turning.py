@@ -58,7 +58,8 @@ class Turned(NamedTuple):
 
 class Turning:
     """What this member knows of changes that wait for a boundary. `least(*values)` is the smallest of each value over
-    all members, empty if somebody is missing. Thread-safe but for the votes, which are the training thread's."""
+    all members, empty if somebody is missing. Thread-safe but for the votes, which are the training thread's.
+    `failed` counts the votes about the present move that did not pass."""
 
     def __init__(self, least: Callable[..., tuple[int, ...]], *, rank: int, ranks: Sequence[int]) -> None:
         self._least = least
@@ -67,6 +68,7 @@ class Turning:
         self._move: Move | None = None
         self._ready = False
         self._commits = 0
+        self.failed = 0
         self._due_plan = self._due_move = 0
         self._retired: list[int] = []
 
@@ -79,7 +81,7 @@ class Turning:
     def begin(self, move: Move) -> None:
         """This member takes part in a move, and is not ready yet."""
         with self._lock:
-            self._move, self._ready = move, False
+            self._move, self._ready, self.failed = move, False, 0
 
     def ready(self, number: int, *, yes: bool = True) -> None:
         """Everything for move `number` is there, or not any more."""
@@ -87,10 +89,14 @@ class Turning:
             if self._move is not None and self._move.number == number:
                 self._ready = yes
 
-    def commit(self, number: int) -> None:
-        """This member leaves: from the next agreement on, move `number` is due."""
+    def commit(self, number: int, *, failed: int = 0) -> None:
+        """This member leaves: from the next agreement on, move `number` is due, whose vote has failed `failed` times.
+
+        If it has failed once more since, another leaver was told first: nothing is due any more.
+        """
         with self._lock:
-            if self._move is not None and self._move.number == number and self._move.leaving:
+            move = self._move
+            if move is not None and move.number == number and move.leaving and failed >= self.failed:
                 self._commits = number
 
     @property
@@ -146,8 +152,11 @@ class Turning:
             return None
         leave = frozenset(rank for rank, vote in zip(self._ranks, least[1:], strict=True) if vote == _LEAVES)
         unready = tuple(rank for rank, vote in zip(self._ranks, least[1:], strict=True) if vote == 0)
-        self._commits = 0
-        return MoveVote(number, -least[0], leave, unready)
+        outcome = MoveVote(number, -least[0], leave, unready)
+        with self._lock:
+            self._commits = 0
+            self.failed += int(not outcome.passed)
+        return outcome
 
     def _vote_of(self, number: int, *, quiet: bool) -> tuple[int, int]:
         """This member's vote, and the generation of the move if it is the leaver that has to tell the others."""
