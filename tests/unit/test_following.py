@@ -13,8 +13,17 @@ from keepstep.errors import StateError, TornRecord
 from keepstep.training.following import Broken, Event, Follower, SnapshotHere, UpdateHere, WantsRoom
 from keepstep.training.followwire import FinalDigest, Follow, HandedOver, NothingToFollow, UpdateHead, send_frame
 from keepstep.training.leading import Leading
+from keepstep.training.memory import memory_of
 from keepstep.training.state import TrackedState
-from keepstep.training.updates import NO_GRADIENT, can_follow, hyper_parameters, make_update
+from keepstep.training.updates import (
+    NO_GRADIENT,
+    can_follow,
+    copy_gradients,
+    gradient_sizes,
+    hyper_parameters,
+    make_update,
+    room,
+)
 
 MOST = 1 << 20
 
@@ -217,3 +226,26 @@ def test_what_can_be_followed() -> None:
     one, other = Replica(1), Replica(2, torch.optim.SGD)
     assert can_follow([one.optimizer]) == ""
     assert can_follow([one.optimizer, other.optimizer]) == "2 optimizers"
+
+
+def test_gradients_that_do_not_lie_in_order_are_copied_as_they_are() -> None:
+    replica = Replica(1, torch.optim.SGD)
+    replica.backward()
+    for parameter in replica.model.parameters():
+        if parameter.grad is not None and parameter.grad.dim() == 2:
+            parameter.grad = parameter.grad.t().contiguous().t()
+            assert not parameter.grad.is_contiguous()
+    sizes = gradient_sizes(replica.optimizer)
+    copied = bytearray(room(sizes))
+    copy_gradients(replica.optimizer, memoryview(copied))
+    groups = hyper_parameters(replica.optimizer)
+    other = Replica(1, torch.optim.SGD)
+    make_update(other.optimizer, groups=groups, sizes=sizes, gradients=copied)
+    replica.optimizer.step()
+    for theirs, ours in zip(replica.model.parameters(), other.model.parameters(), strict=True):
+        assert torch.equal(theirs, ours)
+
+
+def test_a_view_of_bytes_keeps_its_tensor() -> None:
+    views = [memory_of(torch.full((256,), value)) for value in range(8)]
+    assert [int.from_bytes(view[:8], "little") for view in views] == list(range(8))

@@ -28,11 +28,13 @@ def viewable(tensor: torch.Tensor) -> bool:
 
 
 def memory_of(tensor: torch.Tensor) -> memoryview:
-    """A writable view on the bytes of a viewable tensor. The caller keeps the tensor alive."""
+    """A writable view on the bytes of a viewable tensor, which lives as long as the view does."""
     size = tensor.numel() * tensor.element_size()
     if size == 0:
         return memoryview(bytearray())
-    return memoryview((ctypes.c_ubyte * size).from_address(tensor.data_ptr())).cast("B")
+    array = (ctypes.c_ubyte * size).from_address(tensor.data_ptr())
+    array.tensor = tensor  # type: ignore[attr-defined]
+    return memoryview(array).cast("B")
 
 
 def head_of(address: int, nbytes: int) -> bytes:
