@@ -90,6 +90,20 @@ def test_a_node_is_throttled_in_both_directions():
         plan_drill(running(nodes=1), DrillRequest("throttle-node", node="n0", rate=1e6))
 
 
+def test_a_node_is_where_its_ranks_are_now():
+    """Rank 1 has moved to n1, and then rank 0."""
+    state = running()
+    state = msgspec.structs.replace(state, members=state.members | {"m1": Member("m1", 1, "n1", Status.RUNNING)})
+    request = DrillRequest("throttle-node", node="n0", rate=1e6)
+    orders = {d.member: d.order.peers for d in plan_drill(state, request)}
+    assert orders == {"m0": (1, 2, 3), "m1": (0,), "m2": (0,), "m3": (0,)}
+    state = msgspec.structs.replace(state, members=state.members | {"m0": Member("m0", 0, "n1", Status.RUNNING)})
+    with pytest.raises(UsageError, match="no rank is on node n0: no link leads"):
+        plan_drill(state, request)
+    with pytest.raises(UsageError, match="all ranks are on node n1"):
+        plan_drill(state, DrillRequest("throttle-node", node="n1", rate=1e6))
+
+
 def test_a_rank_without_a_holder_is_named():
     state = running()
     gone = msgspec.structs.replace(state.members["m1"], status=Status.GONE)

@@ -125,6 +125,16 @@ def test_a_stop_ends_at_once_what_runs_and_what_waits():
     assert rank.told[-1] == Drilled("freeze", 0, 9, rank.clock.wall_s(), ended=True, note="there was none")
 
 
+def test_the_drill_of_a_node_ends_although_a_rank_has_moved_since():
+    rank = Rank()
+    rank.injector.order(drill("throttle-node", peers=(2, 3), rate=5.0))
+    rank.injector.begin_step(1)
+    rank.injector.order(drill("throttle-node", peers=(4,), stop=True))
+    assert rank.links.limits == {2: 5.0, 3: 5.0} and rank.told[-1].note == "there was none"
+    rank.injector.order(drill("throttle-node", peers=(3,), stop=True))
+    assert rank.links.limits == {2: None, 3: None}
+
+
 def test_a_throttled_link_gets_the_rate_that_makes_a_step_so_much_longer():
     links, clock = Links(), Hand()
     fault = SlowLinks(links, (2,), rate=0.0, factor=1.5, now=clock.monotonic_s)

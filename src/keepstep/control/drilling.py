@@ -8,7 +8,7 @@ import msgspec
 
 from keepstep.control.job_state import Directed, JobState
 from keepstep.control.node_drills import plan_node_drill
-from keepstep.control.roster import Member, by_rank, node_of_rank
+from keepstep.control.roster import Member, by_rank
 from keepstep.errors import UsageError
 from keepstep.records.drills import BAD_RELEASES, DRILLS, MISMATCHES, DrillKind, DrillRequest
 from keepstep.records.messages import Drill
@@ -146,9 +146,12 @@ def _hit(state: JobState, request: DrillRequest) -> dict[int, tuple[int, ...]]:
         return {request.source: (request.destination,)}
     if request.rank is not None:
         return {request.rank: ()}
-    home = {r: state.nodes[node_of_rank(state.nodes, r)[0]].name for r in range(state.spec.world)}
+    home = {rank: member.node for rank, member in by_rank(state.members).items()}
     inside = tuple(rank for rank, node in home.items() if node == request.node)
     outside = tuple(rank for rank, node in home.items() if node != request.node)
+    if not inside or not outside:
+        where = "all ranks are" if inside else "no rank is"
+        raise UsageError(f"{where} on node {request.node}: no link leads to another node", remedy="name another node")
     return {**dict.fromkeys(inside, outside), **dict.fromkeys(outside, inside)}
 
 

@@ -34,7 +34,7 @@ def complete_move(turn: Turn) -> None:
         status = Status.RUNNING if joiner.status is Status.READY else joiner.status
         turn.put(joiner, rank=heir.rank, heir_of=-1, moving=0, joiner=False, status=status)
         release(turn, heir.leaver, why=f"rank {heir.rank} has its new member")
-    close_move(turn, "made")
+    close_move(turn, move.ranks)
     if not any(member.status is Status.FINISHED for member in turn.state.members.values()):
         refill_standbys(turn, reason="a new standby in place of the one that joined")
 
@@ -72,7 +72,7 @@ def cancel_move(turn: Turn, why: str, *, keep: frozenset[str] = frozenset(), ref
             discard_joiner(turn, name, why=f"move {move.number} is not made")
         elif name in turn.state.members:
             turn.put(turn.state.members[name], moving=0)
-    close_move(turn, "not made", why=why)
+    close_move(turn, (), why=why)
     if refill and turn.state.phase == "running":
         refill_standbys(turn, reason="a new standby in place of the one that was to join")
 
@@ -83,22 +83,23 @@ def drop_move(turn: Turn, why: str) -> None:
     if move is not None:
         for name in sorted(move.joiners):
             discard_joiner(turn, name, why=why)
-        close_move(turn, "not made", why=why)
+        close_move(turn, (), why=why)
 
 
-def close_move(turn: Turn, outcome: MoveOutcome, *, why: str = "") -> None:
-    """Write the record: the move is over."""
+def close_move(turn: Turn, moved: tuple[int, ...], *, why: str = "") -> None:
+    """Write the record: the move is over, and the joiners have the ranks `moved`."""
     move = turn.move_under_way
-    record = _record(turn, move, outcome=outcome, why=why)
+    record = _record(turn, move, moved=moved, why=why)
     turn.moves.append(record)
     turn.because(move_words(record))
     turn.let(move=None)
 
 
-def _record(turn: Turn, move: Move, *, outcome: MoveOutcome, why: str) -> MoveRecord:
+def _record(turn: Turn, move: Move, *, moved: tuple[int, ...], why: str) -> MoveRecord:
     def at(name: str) -> float | None:
         return round(move.marks[name] - move.begun, 6) if name in move.marks else None
 
+    outcome: MoveOutcome = "made" if moved == move.ranks else "partly made" if moved else "not made"
     slowest = max(move.pauses, key=lambda parts: sum(v for k, v in parts.items() if k.endswith("_s")), default={})
     return MoveRecord(
         job=turn.state.spec.job,
@@ -109,6 +110,7 @@ def _record(turn: Turn, move: Move, *, outcome: MoveOutcome, why: str) -> MoveRe
         number=move.number,
         outcome=outcome,
         ranks=move.ranks,
+        moved=moved,
         leavers=tuple(heir.leaver for heir in move.heirs),
         joiners=tuple(heir.joiner for heir in move.heirs),
         origins=tuple(heir.origin for heir in move.heirs),

@@ -15,7 +15,6 @@ from keepstep.control.move_ends import cancel_move, close_move, complete_move, d
 from keepstep.control.move_state import Heir, Move
 from keepstep.control.roster import Member, Status, live
 from keepstep.control.turn import Turn
-from keepstep.records.moves import MoveOutcome
 
 __all__ = [
     "claimant",
@@ -112,9 +111,8 @@ def settle_claims(turn: Turn) -> bool:
         return False
     voices = [m for m in (*stayers, *joiners) if m.version >= 0 and m.name not in move.committed]
     version = max((m.version + int(m.agreed) for m in voices), default=move.version)
-    held = [_award(turn, heir, version=version) for heir in move.heirs]
-    outcome: MoveOutcome = "made" if all(held) else "partly made" if any(held) else "not made"
-    close_move(turn, outcome, why="; ".join(_whys(turn)))
+    moved = tuple(heir.rank for heir in move.heirs if _award(turn, heir, version=version))
+    close_move(turn, moved, why="; ".join(_whys(turn)))
     return True
 
 

@@ -17,13 +17,14 @@ def move_words(record: MoveRecord) -> str:
     took = "" if record.first_step_s is None else f", {record.first_step_s:.1f} s after the request"
     why = f" ({record.why})" if record.why else ""
     pause = pause_words(record.pause)
-    return f"{head}{took}{why}" + (f"; {pause}" if pause else "")
+    return "; ".join([f"{head}{took}{why}", *_stayed(record), *([pause] if pause else [])])
 
 
 def move_lines(record: MoveRecord) -> list[str]:
     """A move for the report: what it was, a time line in milliseconds from the request, what the pause was."""
     why = f": {record.why}" if record.why else ""
-    lines = [f"move {record.number}: {record.outcome}, {whence_words(record)}{why}"]
+    whence = "; ".join([whence_words(record), *_stayed(record)])
+    lines = [f"move {record.number}: {record.outcome}, {whence}{why}"]
     times = [(name, getattr(record, f"{name}_s")) for name in MOVE_MARKS]
     reached = [(name, at) for name, at in times if at is not None]
     if reached:
@@ -38,12 +39,19 @@ def move_lines(record: MoveRecord) -> list[str]:
 
 
 def whence_words(record: MoveRecord) -> str:
-    """Each rank with its old and its new process."""
+    """Each rank that moved, or was to if none did, with its old and its new process."""
     rows = zip(record.ranks, record.leavers, record.origins, record.joiners, record.nodes, strict=False)
     return ", ".join(
         f"rank {rank} from {leaver} on {origin} to {joiner or 'a standby'} on {node}"
         for rank, leaver, origin, joiner, node in rows
+        if not record.moved or rank in record.moved
     )
+
+
+def _stayed(record: MoveRecord) -> list[str]:
+    """The ranks that did not move, where others did."""
+    stayed = [str(rank) for rank in record.ranks if record.moved and rank not in record.moved]
+    return [f"rank {', '.join(stayed)} did not move"] if stayed else []
 
 
 def pause_words(pause: Mapping[str, float]) -> str:

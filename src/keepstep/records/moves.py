@@ -50,6 +50,7 @@ class MoveRecord(Record, frozen=True, kw_only=True, tag=True):
     joiners: Annotated[tuple[str, ...], Meta(description="those that were to take them; empty: none was found")]
     origins: Annotated[tuple[str, ...], Meta(description="nodes of the leavers")]
     nodes: Annotated[tuple[str, ...], Meta(description="nodes of the joiners")]
+    moved: Annotated[tuple[int, ...], Meta(description="ranks that did move")] = ()
     why: Annotated[str, Meta(description="why not, in words")] = ""
     refused: Annotated[int, Meta(ge=0, description="votes that did not pass")] = 0
     standby_s: Annotated[float | None, Meta(description="a warm process for every rank was there", extra=_S)] = None

@@ -96,9 +96,9 @@ class Injector:
             if not order.stop:
                 self._armed.append(order)
                 return
-            same = (order.fault, order.peers)
-            self._armed = [other for other in self._armed if (other.fault, other.peers) != same]
-            ended = [one for one in self._active if (one.order.fault, one.order.peers) == same]
+            over = _ended_by(order, [*self._armed, *(one.order for one in self._active)])
+            self._armed = [other for other in self._armed if other not in over]
+            ended = [one for one in self._active if one.order in over]
             for one in ended:
                 self._end(one)
             if not ended:
@@ -201,3 +201,11 @@ def _is_over(one: _Active, step: int) -> bool:
         return False
     steps = 1 if one.order.fault in _ONCE else one.order.steps
     return bool(steps) and step >= one.step + steps
+
+
+def _ended_by(stop: Drill, given: Sequence[Drill]) -> list[Drill]:
+    """What `stop` ends: the fault with the same peers, else with some of them, if ranks have moved since it began."""
+    alike = [one for one in given if one.fault == stop.fault]
+    return [one for one in alike if one.peers == stop.peers] or [
+        one for one in alike if not set(one.peers).isdisjoint(stop.peers)
+    ]
