@@ -63,6 +63,22 @@ def test_iterators_that_cannot_go_back_to_the_checkpoint_start_again(tmp_path: P
 
 
 @pytest.mark.long
+def test_a_holder_that_is_frozen_inside_a_mirror_holds_nobody_up(tmp_path: Path, even: str) -> None:
+    """G-25: rank 3 stands still with half the mirror of rank 2 for as long as it likes; all others train on."""
+    marker = tmp_path / "marker"
+    words = ("--fsdp", "--freeze-holder", "3:5", "--marker", str(marker), "--pace", "0.2")
+    job = RunningJob(tmp_path / "run", *words, "--out", str(tmp_path / "run-out"))
+    frozen = int(job.wait_for(Path(f"{marker}.frozen"), limit_s=300))
+    wait_for(job, lambda: any((f["kind"], f.get("generation")) == ("FirstStep", 1) for f in facts(job)))
+    assert Path(f"/proc/{frozen}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T", job.text()
+    os.kill(frozen, signal.SIGCONT)
+    incident = repaired(job, even)
+    assert incident["kind"] == "noncommunication_hang" and incident["rank"] == 3
+    assert incident["source"] == "mirror" and incident["steps_recomputed"] <= 1
+    assert len(job.report()["incidents"]) == 1, job.text()
+
+
+@pytest.mark.long
 def test_two_losses_with_owner_and_holder_go_to_the_next_rung(tmp_path: Path, even: str) -> None:
     """Rank 3 holds the mirror of rank 2."""
     words = ("--fsdp", "--checkpoint", str(tmp_path / "checkpoints"), "--pace", "0.1")

@@ -20,9 +20,20 @@ from keepstep.training.manifest import Chunk, Manifest, decode_manifest, state_d
 from keepstep.training.shelf import KeptState
 from keepstep.training.statewire import MAX_MANIFEST_BYTES, Status, receive_exactly, receive_into
 
-__all__ = ["MAX_PRIVATE", "Offer", "ask_copy", "read_copy_request", "receive_state", "send_private_of", "send_state"]
+__all__ = [
+    "MAX_PRIVATE",
+    "STALL_S",
+    "Offer",
+    "ask_copy",
+    "read_copy_request",
+    "receive_state",
+    "send_private_of",
+    "send_state",
+]
 
 MAX_PRIVATE = 1024 * 1024
+STALL_S = 30.0
+"""A peer that moves no byte for so long in the middle of a copy is given up."""
 _LENGTH = struct.Struct("<I")
 _ASKED = struct.Struct("<4sIQ")
 _MAGIC = b"KSMC"
@@ -90,9 +101,9 @@ def send_state(sock: socket.socket, offer: Offer, *, block: Block, gap: Callable
 
 
 def receive_state(
-    sock: socket.socket, *, admit: Callable[[Offer, Manifest], Block | None], settle: Callable[[KeptState], None]
+    sock: socket.socket, *, admit: Callable[[Offer, Manifest], Block | None], settle: Callable[[KeptState], bool]
 ) -> bool:
-    """Receive one copy into the block that `admit` gives (None: refused) and hand it to `settle`.
+    """Receive one copy into the block that `admit` gives (None: refused) and hand it to `settle` (False: refused).
 
     False when the sender has hung up. Raises PeerLost, TornRecord, OSError; the block is then not complete.
     """
@@ -113,7 +124,8 @@ def receive_state(
         return True
     sock.sendall(_LENGTH.pack(Status.OK))
     digest = _receive_units(sock, manifest, block=block)
-    settle(KeptState(offer.rank, offer.version, offer.generation, manifest, digest, offer.private, block))
+    if not settle(KeptState(offer.rank, offer.version, offer.generation, manifest, digest, offer.private, block)):
+        raise PeerLost("a mirror came when it was not wanted any more")
     sock.sendall(digest.encode())
     return True
 

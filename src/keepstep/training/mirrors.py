@@ -28,6 +28,7 @@ from keepstep.training.mirror_wire import ask_copy
 from keepstep.training.shelf import Shelf
 from keepstep.training.state import TrackedState
 from keepstep.training.state_copy import StateCopy
+from keepstep.training.statewire import set_timeout
 from keepstep.training.transfer import SourcesLost, fetch
 
 __all__ = ["COPIES", "MemberMirrors", "in_need"]
@@ -112,6 +113,7 @@ class MemberMirrors:
 
     def _plan(self, tracked: TrackedState) -> bool:
         """Once in a generation all members find out who has replicas where, and whether the copies fit."""
+        self.settle()
         rank, world = self._fabric.rank, len(self._fabric.ranks)
         votes = [_MOST] * (1 + 2 * _WORDS * world)
         nbytes = tracked.layout().nbytes
@@ -147,7 +149,7 @@ class MemberMirrors:
     def show(self, order: AskMirrors, *, streams: Sequence[Batches]) -> None:
         """Say what is there; it stays until the next generation. Own copies count where all `streams` can go back."""
         self.settle()
-        self._holder.frozen = True
+        self._holder.freeze()
         held = tuple(kept.announced() for kept in self._holder.shelf.all() if kept.rank in order.ranks)
         copies = [kept for kept in self._own.all() if private.within_reach(kept.private, streams)]
         own = tuple(kept.version for kept in copies)
@@ -170,6 +172,7 @@ class MemberMirrors:
             address = order.roster[order.holder]
             generation = order.generation
             with self._fabric.dial(address, "copy", timeout_s=_DIAL_TIMEOUT_S, generation=generation) as sock:
+                set_timeout(sock, _DIAL_TIMEOUT_S)
                 own = ask_copy(sock, self._fabric.rank, version=order.version)
                 got = fetch({order.holder: sock}, order.digest, state=tracked)
         except (KeepstepError, OSError) as error:
@@ -183,12 +186,12 @@ class MemberMirrors:
     def run_on(self, version: int) -> None:
         """The new generation runs from `version`: later copies did not happen."""
         self._own.drop_newer(version)
-        self._holder.drop_newer(version)
-        self._holder.frozen = False
+        self._holder.run_on(version)
 
     def forget(self) -> None:
         """The state comes from elsewhere: no copy belongs to it any more."""
         self.settle()
+        self._sender.forget()
         self._own.clear()
         self._holder.clear()
 

@@ -65,17 +65,18 @@ class Shelf:
                 spare = kept.pop(0).block
         return spare if spare is not None and spare.nbytes == nbytes else Block(nbytes)
 
-    def put(self, state: KeptState) -> None:
-        """A whole copy. It takes the place of one of the same version; one that is older than the newest is dropped."""
+    def put(self, state: KeptState) -> bool:
+        """A whole copy; it takes the place of one of the same version. False: older than the newest, and dropped."""
         with self._lock:
             kept = self._kept.setdefault(state.rank, [])
             if kept and kept[-1].version > state.version:
                 self._spare[state.rank] = state.block
-                return
+                return False
             if kept and kept[-1].version == state.version:
                 self._spare[state.rank] = kept.pop().block
             kept.append(state)
             del kept[:-2]
+            return True
 
     def give_back(self, rank: int, block: Block) -> None:
         """The copy was not completed."""

@@ -7,6 +7,7 @@ about to update waits for `copied`.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from keepstep.training.host_memory import Block, copy_bytes
 from keepstep.training.manifest import Image
@@ -37,13 +38,15 @@ class StateCopy:
             else:
                 copy_bytes(target, source)
 
-    def run(self) -> None:
-        """Copy the rest; once, in any thread."""
+    def run(self, whole: Callable[[], object] | None = None) -> None:
+        """Copy the rest; once, in any thread. `whole` is called when that is done, before the state may change."""
         for target, source in self._later:
             for at in range(0, len(source), _PIECE):
                 copy_bytes(target[at : at + _PIECE], source[at : at + _PIECE])
         self._later.clear()
         self._image = None
+        if whole is not None:
+            whole()
         self._copied.set()
 
     def wait(self) -> None:

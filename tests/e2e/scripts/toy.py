@@ -2,14 +2,17 @@
 
 `--hold RANK:STEP:POINT[:N]` with POINT one of collective (the N-th of the step), agreed, updating, updated, forward.
 The first process that gets there writes its pid to `--marker` and waits; a process that finds the marker goes on.
+`--freeze-holder RANK:N`: that rank stops itself (SIGSTOP) inside the N-th mirror that it takes.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import os
 import random
+import signal
 import time
 from pathlib import Path
 
@@ -20,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 import keepstep
+from keepstep.training.shelf import Shelf
 
 
 class Noisy(Dataset):
@@ -97,6 +101,22 @@ class Holds:
         return counted
 
 
+def freeze_inside_mirror(rank: int, nth: int, *, marker: str) -> None:
+    """Stop this process, if no other one did before, where it has made room for the `nth` copy of another rank."""
+    room, taken = Shelf.room, []
+
+    def counted(shelf, owner, nbytes):
+        taken.extend([owner] * (owner != rank))
+        if owner != rank and len(taken) == nth:
+            with contextlib.suppress(FileExistsError), Path(marker).open("x") as file:
+                file.write(str(os.getpid()))
+                file.flush()
+                os.kill(os.getpid(), signal.SIGSTOP)
+        return room(shelf, owner, nbytes)
+
+    Shelf.room = counted
+
+
 def build(args: argparse.Namespace, holds: Holds):
     torch.manual_seed(7)
     model = torch.nn.Sequential(
@@ -120,6 +140,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--hold", action="append", default=[])
     parser.add_argument("--marker", default="")
+    parser.add_argument("--freeze-holder", default="")
     parser.add_argument("--out", default="")
     parser.add_argument("--fsdp", action="store_true")
     parser.add_argument("--checkpoint", default="")
@@ -137,6 +158,8 @@ def main() -> None:
     with keepstep.join() as job:
         rank = holds.rank = dist.get_rank()
         holds.watch_collectives()
+        if args.freeze_holder.startswith(f"{rank}:"):
+            freeze_inside_mirror(rank, int(args.freeze_holder.split(":")[1]), marker=f"{args.marker}.frozen")
         model, optimizer = build(args, holds)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, gamma=0.7)
         scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
