@@ -128,7 +128,8 @@ def test_a_whole_node_is_lost_with_all_its_shards_and_what_only_its_ranks_knew(t
         cluster.agent("a")
         cluster.agent("b")
         cluster.until(lambda: cluster.text().count("is warm") >= 4, "standbys")
-        cluster.until(lambda: (out / "rank-0.log").exists(), "some steps")
+        log = out / "rank-0.log"
+        cluster.until(lambda: log.exists() and log.read_text().count("\n") >= 3, "some steps, the first mirrors")
         os.kill(cluster.agent_of("b").pid, signal.SIGKILL)
         assert cluster.finish() == 0, cluster.text()
         assert cluster.report["weights_sha256"] == job.report()["weights_sha256"]

@@ -9,7 +9,7 @@ from keepstep.control.job_state import Change, MirrorSearch
 from keepstep.control.mirror_sources import choose_mirrors
 from keepstep.control.roster import Member, Status
 from keepstep.records.mirror_messages import HeldMirror, Mirrors
-from keepstep.training.mirrors import in_need
+from keepstep.training.mirror_plan import in_need
 
 NOW = 9
 

@@ -7,11 +7,7 @@ everywhere. So at any time each member has its own copy of the newest version th
 from __future__ import annotations
 
 import logging
-import os
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-
-import xxhash
+from collections.abc import Sequence
 
 from keepstep.errors import KeepstepError
 from keepstep.records.domain_messages import StateKept
@@ -23,6 +19,7 @@ from keepstep.training.data import Batches
 from keepstep.training.fabric import Fabric, Mode
 from keepstep.training.host_memory import copy_bytes, free_bytes
 from keepstep.training.mirror_holder import MirrorHolder
+from keepstep.training.mirror_plan import COPIES, Share, plan_of, votes_of
 from keepstep.training.mirror_sender import MirrorSender, PrivateSender
 from keepstep.training.mirror_wire import ask_copy
 from keepstep.training.shelf import Shelf
@@ -31,28 +28,10 @@ from keepstep.training.state_copy import StateCopy
 from keepstep.training.statewire import set_timeout
 from keepstep.training.transfer import SourcesLost, fetch
 
-__all__ = ["COPIES", "MemberMirrors", "in_need"]
+__all__ = ["MemberMirrors"]
 
-COPIES = 4
-"""So many states of the size of its own a member keeps in host memory: two versions of its own, two of another's."""
-_SHARE = 0.5  # of the memory that is free; more is taken only where the script asks for mirrors
 _DIAL_TIMEOUT_S = 5.0
-_MOST = (1 << 31) - 1
-_WORDS = 4
 _log = logging.getLogger("keepstep")
-
-
-def in_need(keys: Mapping[int, tuple[object, object]]) -> frozenset[int]:
-    """The ranks whose state would be gone with their node; `keys` gives (replica, node) by rank.
-
-    Where all ranks are on one node: those whose state no other rank has.
-    """
-    nodes = {node for _, node in keys.values()}
-    where: dict[object, list[object]] = defaultdict(list)
-    for replica, node in keys.values():
-        where[replica].append(node)
-    alone = (lambda has: len(set(has)) == 1) if len(nodes) > 1 else (lambda has: len(has) == 1)
-    return frozenset(rank for rank, (replica, _) in keys.items() if alone(where[replica]))
 
 
 class MemberMirrors:
@@ -83,7 +62,10 @@ class MemberMirrors:
 
     def boundary(self, version: int, tracked: TrackedState, *, own: bytes) -> None:
         """A step begins: copy the state as it is now, if that is due. `own` is what only this rank knows."""
-        if self.wanted is False or version == 0 or self._fabric.mode is not Mode.LIVE:
+        if self.wanted is False:
+            self._clear()
+            return
+        if version == 0 or self._fabric.mode is not Mode.LIVE:
             return
         if self._fabric.generation != self._generation and not self._plan(tracked):
             return
@@ -114,19 +96,15 @@ class MemberMirrors:
     def _plan(self, tracked: TrackedState) -> bool:
         """Once in a generation all members find out who has replicas where, and whether the copies fit."""
         self.settle()
-        rank, world = self._fabric.rank, len(self._fabric.ranks)
-        votes = [_MOST] * (1 + 2 * _WORDS * world)
+        rank, ranks, replica = self._fabric.rank, self._fabric.ranks, tracked.replica_key()
         nbytes = tracked.layout().nbytes
-        votes[0] = int(self.wanted is True or _fits(nbytes))
-        at = 1 + 2 * _WORDS * self._fabric.ranks.index(rank)
-        votes[at : at + 2 * _WORDS] = _words(tracked.replica_key()) + _words(self._fabric.address.node)
-        least = self._fabric.least(votes)
+        lacking = max(0, COPIES * nbytes - self._own.nbytes - self._holder.shelf.nbytes)
+        share = Share(replica, self._fabric.address.node, lacking, free_bytes())
+        least = self._fabric.least(votes_of(share, ranks.index(rank), world=len(ranks), wanted=self.wanted is True))
         if not least:
             return False
-        words = [least[at : at + _WORDS] for at in range(1, len(least), _WORDS)]
-        keys = {one: (words[2 * index], words[2 * index + 1]) for index, one in enumerate(self._fabric.ranks)}
-        need = frozenset(keys) if self.wanted else in_need(keys)
-        if need and not least[0] and rank == min(self._fabric.ranks):
+        plan = plan_of(least, ranks)
+        if plan.need and not plan.room and rank == min(ranks):
             _log.warning(
                 "no mirrors: %d copies of a state of %d MB on each member do not fit in half of the free memory; a loss"
                 " without a live replica goes back to a checkpoint -> job.mirror() to have them all the same",
@@ -134,12 +112,20 @@ class MemberMirrors:
                 nbytes // 1_000_000,
             )
         self._generation = self._fabric.generation
-        self._active = bool(need) and bool(least[0])
-        self._sends = rank in need
-        self._link.say(StateKept(self._generation, rank, tracked.replica_key(), self._active and self._sends))
+        self._active = plan.active
+        self._sends = rank in plan.need
+        self._link.say(StateKept(self._generation, rank, replica, self._active and self._sends))
         self._last = -1
         self._sender.forget()
+        if not self._active:
+            self._clear()
         return True
+
+    def _clear(self) -> None:
+        """Copies are not made any more: what is there grows old, and must not be gone back to."""
+        self._last = -1
+        self._own.clear()
+        self._holder.shelf.clear()
 
     def _place(self) -> int:
         return -1 if self._link.place is None else self._link.place.holder
@@ -200,15 +186,3 @@ class MemberMirrors:
         self.settle()
         self._sender.close()
         self._private.close()
-
-
-def _fits(nbytes: int) -> bool:
-    """Whether the copies of all members of this node, each with a state of `nbytes`, fit."""
-    members = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return COPIES * nbytes * members <= _SHARE * free_bytes()
-
-
-def _words(text: str) -> list[int]:
-    """120 bits of hash over `text`, as small numbers that fit a vote."""
-    number = xxhash.xxh3_128_intdigest(text.encode())
-    return [(number >> 30 * index) & ((1 << 30) - 1) for index in range(_WORDS)]

@@ -6,7 +6,8 @@ A new version takes the room of the older one; the newer one stays untouched unt
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from keepstep.records.mirror_messages import HeldMirror
@@ -55,6 +56,7 @@ class Shelf:
         self._lock = threading.Lock()
         self._kept: dict[int, list[KeptState]] = {}
         self._spare: dict[int, Block] = {}
+        self._made: weakref.WeakSet[Block] = weakref.WeakSet()
 
     def room(self, rank: int, nbytes: int) -> Block:
         """A block for a new version of `rank`; if two versions are there the older one gives way."""
@@ -63,7 +65,10 @@ class Shelf:
             spare = self._spare.pop(rank, None)
             while len(kept) > 1:
                 spare = kept.pop(0).block
-        return spare if spare is not None and spare.nbytes == nbytes else Block(nbytes)
+            if spare is None or spare.nbytes != nbytes:
+                spare = Block(nbytes)
+                self._made.add(spare)
+            return spare
 
     def put(self, state: KeptState) -> bool:
         """A whole copy; it takes the place of one of the same version. False: older than the newest, and dropped."""
@@ -79,9 +84,10 @@ class Shelf:
             return True
 
     def give_back(self, rank: int, block: Block) -> None:
-        """The copy was not completed."""
+        """The copy was not completed. Its block waits for the next one, if copies of `rank` are kept at all."""
         with self._lock:
-            self._spare[rank] = block
+            if self._kept.get(rank):
+                self._spare[rank] = block
 
     def get(self, rank: int, version: int) -> KeptState | None:
         """The copy, if it is there."""
@@ -100,14 +106,9 @@ class Shelf:
 
     @property
     def nbytes(self) -> int:
-        """Memory that is taken, bytes."""
+        """Memory that is taken, bytes: by what is kept, by what is on its way and by what waits to be used again."""
         with self._lock:
-            return sum(block.nbytes for block in self._blocks())
-
-    def _blocks(self) -> Iterator[Block]:
-        yield from self._spare.values()
-        for kept in self._kept.values():
-            yield from (one.block for one in kept)
+            return sum(block.nbytes for block in self._made)
 
     def drop_newer(self, version: int) -> None:
         """The job has gone back to `version`: what came after it did not happen."""

@@ -1,0 +1,149 @@
+"""Who has mirrors is worked out from what all members say: who needs one, and whether the copies still fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+
+import pytest
+import torch
+from test_fabric import World
+
+from keepstep.records.domain_messages import StateKept
+from keepstep.records.mirror_messages import AskMirrors, Mirrors, PlaceMirror
+from keepstep.training.fabric import Fabric
+from keepstep.training.mirror_plan import COPIES, MirrorPlan, Share, plan_of, votes_of
+from keepstep.training.mirrors import MemberMirrors
+from keepstep.training.state import TrackedState
+
+MB = 1 << 20
+
+
+def plan(shares: Mapping[int, Share], *, wanted: bool = False) -> MirrorPlan:
+    """What members by rank come to when each votes."""
+    votes = [votes_of(share, at, world=len(shares), wanted=wanted) for at, share in enumerate(shares.values())]
+    return plan_of(tuple(map(min, zip(*votes, strict=True))), tuple(shares))
+
+
+def test_the_members_of_one_node_take_from_the_same_memory() -> None:
+    shares = {
+        4: Share("a", "n", 30 * MB, 121 * MB),
+        6: Share("b", "n", 30 * MB, 120 * MB),
+        7: Share("b", "m", 5 * MB, 10 * MB),
+    }
+    assert plan(shares) == MirrorPlan(frozenset({4}), room=True)
+    assert plan({**shares, 6: Share("b", "n", 31 * MB, 120 * MB)}) == MirrorPlan(frozenset({4}), room=False)
+    assert plan({**shares, 7: Share("b", "m", 5 * MB, 9 * MB)}) == MirrorPlan(frozenset({4}), room=False)
+
+
+def test_where_the_script_asks_all_have_one_whatever_is_free() -> None:
+    shares = {0: Share("a", "n", MB, 0), 1: Share("a", "m", 1 << 50, 1 << 60)}
+    assert plan(shares) == MirrorPlan(frozenset(), room=False)
+    assert plan(shares, wanted=True) == MirrorPlan(frozenset({0, 1}), room=True)
+
+
+def test_a_member_that_has_its_copies_takes_no_more() -> None:
+    full = Share("a", "n", 0, 0)
+    assert plan({0: full, 1: Share("b", "m", 0, 0)}) == MirrorPlan(frozenset({0, 1}), room=True)
+    assert not plan({0: full, 1: Share("b", "n", 1, 0)}).active
+
+
+class Trained:
+    """A member with a state that nobody else has, without a training loop."""
+
+    def __init__(self, fabric: Fabric, *, holder: int) -> None:
+        self.said: list[object] = []
+        link = SimpleNamespace(place=PlaceMirror(1, fabric.generation, holder), say=self.said.append)
+        self.fabric = fabric
+        self.tracked = TrackedState(torch.nn.Linear(1024, 2048), role=f"part {fabric.rank}")
+        self.mirrors = MemberMirrors(fabric, link)  # type: ignore[arg-type]
+
+    def step(self, version: int) -> None:
+        self.mirrors.boundary(version, self.tracked, own=b"own")
+        self.mirrors.settle()
+        assert self.fabric.agreement()
+
+    def shows(self) -> Mirrors:
+        self.mirrors.show(AskMirrors(1, self.fabric.generation + 1, (0, 1)), streams=[])
+        answer = self.said[-1]
+        assert isinstance(answer, Mirrors)
+        return answer
+
+    def mirrored(self) -> list[bool]:
+        return [fact.mirrored for fact in self.said if isinstance(fact, StateKept)]
+
+
+@pytest.fixture
+def free(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """What is free on every node, last item."""
+    bytes_free = [1 << 40]
+    monkeypatch.setattr("keepstep.training.mirrors.free_bytes", lambda: bytes_free[-1])
+    return bytes_free
+
+
+class Job(World):
+    """Two members on two nodes, each of which holds the other's mirror."""
+
+    def __init__(self) -> None:
+        super().__init__("ab")
+        self.trained = [Trained(fabric, holder=1 - fabric.rank) for fabric in self.fabrics]
+
+    def train(self, first: int) -> int:
+        """Step after step from version `first` on, until two versions are stored, or none is made; gives the last."""
+        for version in range(first, first + 1000):
+            self.everywhere(lambda fabric, version=version: self.trained[fabric.rank].step(version))
+            if self.fabrics[0].ballot.least("mirrored") > first or not self.trained[0].mirrored()[-1]:
+                return version
+        raise AssertionError("no mirror is stored")
+
+    def close(self) -> None:
+        for one in self.trained:
+            one.mirrors.close()
+        super().close()
+
+
+@pytest.fixture
+def job():
+    made = Job()
+    yield made
+    made.close()
+
+
+def test_what_the_copies_have_taken_already_does_not_count_as_taken(job: Job, free: list[int]) -> None:
+    """They took more than a third of what was free: after a change of members they are not too large for the rest."""
+    taken = COPIES * job.trained[0].tracked.layout().nbytes
+    free.append(5 * taken // 2)
+    version = job.train(1)
+    free.append(free[-1] - taken)
+    job.install(2)
+    for one in job.trained:
+        one.mirrors.run_on(version)
+    job.train(version)
+    assert [one.mirrored() for one in job.trained] == [[True, True]] * 2
+
+
+def test_a_member_that_comes_new_needs_room_and_nobody_goes_back_to_old_copies(job: Job, free: list[int]) -> None:
+    version = job.train(1)
+    old = job.replace(1, "b", 2)
+    gone, job.trained[1] = job.trained[1], Trained(job.fabrics[1], holder=0)
+    job.fabrics[0].poison()
+    free.append(0)
+    job.install(2)
+    job.trained[0].mirrors.run_on(version)
+    job.train(version)
+    assert job.trained[0].mirrored() == [True, False]
+    shown = job.trained[0].shows()
+    assert (shown.own, shown.held) == ((), ())
+    gone.mirrors.close()
+    old.close()
+
+
+def test_mirrors_that_the_script_ends_are_not_gone_back_to(job: Job) -> None:
+    version = job.train(1)
+    job.trained[0].mirrors.wanted = False
+    assert job.trained[1].shows().own
+    first = job.trained[0]
+    first.mirrors.boundary(version + 1, first.tracked, own=b"own")
+    shown = job.trained[0].shows()
+    assert (shown.own, shown.held) == ((), ())
+    assert first.mirrors.oldest is None
