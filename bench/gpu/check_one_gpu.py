@@ -23,7 +23,12 @@ from harness import Result, judge, options, report
 HERE = Path(__file__).resolve().parent
 RANKS = 3
 MIB = 1024 * 1024
-LIMIT_S = 120
+LIMIT_S = 600
+END_S = 60
+
+
+class CheckFailed(Exception):
+    """A check that did not come to its end; what its processes said is above."""
 
 
 def types() -> list[Any]:
@@ -124,8 +129,16 @@ def member(rank: int, kind: str, path: str, *, quick: bool, answer: Any) -> None
     dist.destroy_process_group()
 
 
+def answered(receiver: Any) -> Any:
+    """What a rank sent; None if it is gone, or took too long."""
+    try:
+        return receiver.recv() if receiver.poll(LIMIT_S) else None
+    except EOFError:
+        return None
+
+
 def together(kind: str, *, quick: bool) -> list[Result]:
-    """What the ranks found. Raises RuntimeError if one of them failed."""
+    """What the ranks found. Raises CheckFailed if one of them failed."""
     context = multiprocessing.get_context("spawn")
     pipes = [context.Pipe(duplex=False) for _ in range(RANKS)]
     with tempfile.TemporaryDirectory() as scratch:
@@ -140,13 +153,15 @@ def together(kind: str, *, quick: bool) -> list[Result]:
         ]
         for process in processes:
             process.start()
-        found = [receiver.recv() if receiver.poll(LIMIT_S) else None for receiver, _ in pipes]
+        for _, sender in pipes:
+            sender.close()  # so that the end of a rank is seen
+        found = [answered(receiver) for receiver, _ in pipes]
         for process in processes:
             process.join(10)
             if process.is_alive():
                 process.kill()
     if None in found:
-        raise RuntimeError("a rank failed; see its traceback above")
+        raise CheckFailed("collectives: a rank failed, or took too long")
     wrong = [text for texts, _ in found for text in texts]
     for text in wrong:
         sys.stderr.write(f"differs from the CPU: {text}\n")
@@ -161,12 +176,31 @@ def weights(kind: str, folder: Path, *, kill: bool) -> set[str]:
     script = [str(HERE / "gpu_job.py"), "--device", kind, *(["--kill", str(folder / "killed")] if kill else [])]
     command = [*launch, "--run", str(folder / f"run-{kill}"), *script]
     surroundings = os.environ | {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=surroundings, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-    lines = [line.split()[-1] for line in done.stdout.splitlines() if "weights " in line]
-    if done.returncode or len(lines) != RANKS or kill != (folder / "killed").exists():
-        sys.stderr.write(done.stdout[-2000:] + done.stderr[-2000:])
-        raise RuntimeError(f"the job ended with {done.returncode} and {len(lines)} of {RANKS} ranks")
+    with (folder / f"said-{kill}").open("w+", errors="replace") as said:
+        job = subprocess.Popen(command, env=surroundings, stdout=said, stderr=subprocess.STDOUT)
+        code = ended(job)
+        said.seek(0)
+        text = said.read()
+    lines = [line.split()[-1] for line in text.splitlines() if "] weights " in line]
+    if code != 0 or len(lines) != RANKS or kill != (folder / "killed").exists():
+        sys.stderr.write(text)
+        how = f"did not end within {LIMIT_S} s" if code is None else f"ended with {code}"
+        raise CheckFailed(f"the job {how}, with weights of {len(lines)} of {RANKS} ranks{' and a kill' * kill}")
     return set(lines)
+
+
+def ended(job: subprocess.Popen[bytes]) -> int | None:
+    """Its exit code; None where it took too long and was stopped."""
+    try:
+        return job.wait(LIMIT_S)
+    except subprocess.TimeoutExpired:
+        job.terminate()
+    try:
+        job.wait(END_S)
+    except subprocess.TimeoutExpired:
+        job.kill()
+        job.wait()
+    return None
 
 
 def replaced(kind: str) -> Result:
@@ -186,7 +220,11 @@ def main() -> int:
     if chosen.device == "cuda" and not torch.cuda.is_available():
         sys.stdout.write("skipped: no CUDA device here; nothing was checked\n")
         return 0
-    results = [*together(chosen.device, quick=chosen.quick), replaced(chosen.device)]
+    try:
+        results = [*together(chosen.device, quick=chosen.quick), replaced(chosen.device)]
+    except CheckFailed as error:
+        sys.stderr.write(f"failed: {error}\n")
+        return 1
     report(f"one {chosen.device} device, {RANKS} ranks", results, chosen.format)
     return 0 if all(result.met for result in results) else 1
 
