@@ -20,6 +20,7 @@ __all__ = ["StandInDevice"]
 class _Event:
     def __init__(self) -> None:
         self._past = threading.Event()
+        self.awaited = threading.Event()
 
     def reached(self) -> None:
         self._past.set()
@@ -28,6 +29,7 @@ class _Event:
         return self._past.is_set()
 
     def synchronize(self) -> None:
+        self.awaited.set()
         assert self._past.wait(20)
 
 

@@ -5,6 +5,7 @@ The members of a group are threads here; their data plane is a meeting point.
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ import torch
 from stand_in_comms import StandInComms, StandInLibrary
 from stand_in_device import StandInDevice
 
-from keepstep.errors import TransportError
+from keepstep.errors import GroupAborted, TransportError
 from keepstep.training.comm_library import GROW, REVOKE, How, Report, formation_of
 from keepstep.training.communicator import Communicator
 from keepstep.training.direct_work import DirectPrepared, DirectWork
@@ -31,6 +32,7 @@ class Table:
         self.rounds: dict[tuple[int, int], dict[int, bytes]] = {}
         self.generation = 1
         self.live = True
+        self.exposed = False
 
     def poison(self) -> None:
         with self.lock:
@@ -54,6 +56,10 @@ class Seat:
     def live(self) -> bool:
         return self._table.live
 
+    @property
+    def exposed(self) -> bool:
+        return self._table.exposed
+
     def exchange(self, data: bytes) -> list[bytes] | None:
         table = self._table
         if self._in != table.generation:
@@ -75,15 +81,17 @@ class Member:
         self.device = StandInDevice()
         self.copier = self.device.copier()
         self.library = StandInLibrary(world.comms, next(world.names), version=version)
-        self.gave_up: list[str] = []
+        self.gave_up: queue.SimpleQueue[str] = queue.SimpleQueue()
         device = (b"gpu%d" % next(world.names)).ljust(16)
-        self.comm = Communicator(
-            Seat(world.table, role), self.library, own=role, device=device, give_up=self.gave_up.append
-        )
+        self.comm_group = Seat(world.table, role)
+        self.comm = Communicator(self.comm_group, self.library, own=role, device=device, give_up=self.gave_up.put)
 
     def launch(self, call: Callable[[DirectPrepared], Call], result: object) -> DirectWork:
         prepared = DirectPrepared(result, self.copier)
-        return self.comm.run([call(prepared)], prepared)
+        return self.comm.run([call(prepared)], prepared, blame=self.blame)
+
+    def blame(self) -> Exception | None:
+        return GroupAborted("cut") if self.comm_group.exposed else None
 
     def seen(self, tensor: torch.Tensor) -> list[float]:
         copy = torch.zeros_like(tensor)
@@ -330,9 +338,86 @@ def test_a_member_whose_abort_hangs_gives_up(worlds: Callable[..., World], monke
     world.replace(3)
     with pytest.raises(TransportError, match="cannot be ended"):
         stuck.comm.ready()
-    assert len(stuck.gave_up) == 1
+    assert "not ended" in stuck.gave_up.get(timeout=20)
     stuck.library.abort_hangs.set()
     assert work.wait()
+
+
+@pytest.mark.parametrize("version", [GROW, 22602])
+def test_a_loss_ends_what_the_agreement_waits_for(worlds: Callable[..., World], version: int) -> None:
+    """G-4: whoever waits for the device when the loss comes is let go."""
+    world = worlds(version)
+    world.ready()
+    stayers = world.members[:3]
+    works = [member.launch(lambda p: summed(p, torch.ones(3)), []) for member in stayers]
+    with ThreadPoolExecutor(SIZE) as pool:
+        settled = [pool.submit(member.comm.settled) for member in stayers]
+        assert all(work._event.awaited.wait(20) for work in works)  # all three stand in `settled`
+        world.lose(3)
+        assert [one.result(20) for one in settled] == [False] * 3
+    assert all(work.wait() for work in works)
+
+
+def test_a_member_whose_abort_hangs_at_the_agreement_gives_up(
+    worlds: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The training thread waits for the device there, and nobody comes to the next generation."""
+    monkeypatch.setattr("keepstep.training.communicator._END_LIMIT_S", 0.05)
+    world = worlds(22602)
+    world.ready()
+    stuck = world.members[0]
+    stuck.library.abort_hangs = threading.Event()
+    stuck.launch(lambda p: summed(p, torch.ones(3)), [])
+    world.lose(3)
+    with ThreadPoolExecutor(1) as pool:
+        settled = pool.submit(stuck.comm.settled)
+        assert "not ended" in stuck.gave_up.get(timeout=20)
+        stuck.library.abort_hangs.set()
+        assert settled.result(20) is False
+
+
+def test_nobody_gives_up_for_a_group_that_is_over(
+    worlds: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("keepstep.training.communicator._END_LIMIT_S", 0.05)
+    world = worlds(22602)
+    world.ready()
+    stuck = world.members[0]
+    stuck.library.abort_hangs = threading.Event()
+    work = stuck.launch(lambda p: summed(p, torch.ones(3)), [])
+    stuck.comm.close()
+    with pytest.raises(queue.Empty):
+        stuck.gave_up.get(timeout=0.2)
+    stuck.library.abort_hangs.set()
+    assert work.wait()
+
+
+def test_between_two_steps_a_call_that_a_loss_cuts_raises(worlds: Callable[..., World]) -> None:
+    """Nobody can do it again. What was complete before the loss has its result."""
+    world = worlds()
+    world.ready()
+    world.table.exposed = True
+    tensors = [torch.full((3,), member.role + 1.0) for member in world.members]
+    done = [
+        member.launch(lambda p, one=one: summed(p, one), [one])
+        for member, one in zip(world.members, tensors, strict=True)
+    ]
+    for work in done:
+        work.await_device()
+    stayers = world.members[:3]
+    cut = [member.launch(lambda p: summed(p, torch.ones(3)), []) for member in stayers]
+    world.lose(3)
+    for work in cut:
+        with pytest.raises(GroupAborted):
+            work.wait()
+        assert not work.is_success() and isinstance(work.exception(), GroupAborted)
+        with pytest.raises(GroupAborted):
+            work.get_future().wait()
+    assert all(work.wait() for work in done)
+    assert [member.seen(one) for member, one in zip(world.members, tensors, strict=True)] == [[10.0] * 3] * SIZE
+    late = stayers[0].launch(lambda p: summed(p, torch.ones(3)), [])
+    with pytest.raises(GroupAborted):
+        late.wait()
 
 
 def test_a_failure_of_the_library_is_seen_at_the_agreement(worlds: Callable[..., World]) -> None:

@@ -17,6 +17,7 @@ from stand_in_device import StandInDevice
 from torch._C._distributed_c10d import AllgatherOptions
 from torch.distributed import ReduceOp
 
+from keepstep.errors import GroupAborted
 from keepstep.training.collectives import KeepstepGroup
 from keepstep.training.comm_library import How
 from keepstep.training.communicator import Communicator
@@ -148,6 +149,22 @@ def test_a_loss_ends_calls_on_the_device_and_the_next_generation_has_them_again(
     assert world.together(lambda member: member.fabric.agreement()) == [True] * SIZE
     assert world.together(add) == [[6.0] * 6] * SIZE
     assert [member.comm.history[-1] for member in world.members] == [How.GROW] * SIZE
+
+
+def test_between_two_steps_a_call_that_a_loss_cuts_raises(world: World) -> None:
+    """As on the CPU: nobody can do it again."""
+    world.together(add)
+    stayers = world.members[:2]
+    for member in stayers:
+        member.fabric.exposed = True
+    works = [member.group.allreduce([torch.ones(6)]) for member in stayers]
+    for member in stayers:
+        member.fabric.poison()
+    for work in works:
+        with pytest.raises(GroupAborted, match="all_reduce number 2.*between two steps"):
+            work.wait()
+    with pytest.raises(GroupAborted):
+        stayers[0].group.allreduce([torch.ones(6)]).wait()
 
 
 def test_an_agreement_waits_for_the_device_and_sees_a_failure(world: World) -> None:

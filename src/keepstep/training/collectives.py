@@ -140,8 +140,9 @@ class KeepstepGroup(GroupIdentity, ProcessGroup):  # type: ignore[misc]
         channel = self._channel(lane)
         limit_s = self._limit(opts)
         if isinstance(prepared, DirectPrepared):
-            self._last = next(self._sequence)
-            return self.devices.run(calls, prepared)
+            self._last = number = next(self._sequence)
+            cut = partial(self._blame, calls[0].op, number, channel, Status.ABORTED, -1)
+            return self.devices.run(calls, prepared, blame=cut)
         staged = isinstance(prepared, StagedPrepared)
         alone = len(calls) == 1 and lane is Lane.COLLECTIVE and not staged
         inline = alone and getattr(opts, "asyncOp", True) is False

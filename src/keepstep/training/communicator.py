@@ -26,7 +26,7 @@ from keepstep.training.comm_library import (
 )
 from keepstep.training.comm_steps import steps_of
 from keepstep.training.copier import Event
-from keepstep.training.direct_work import DirectPrepared, DirectWork
+from keepstep.training.direct_work import Blame, DirectPrepared, DirectWork
 from keepstep.training.plane import Call
 
 __all__ = ["Communicator", "Group"]
@@ -35,6 +35,7 @@ _log = logging.getLogger("keepstep")
 _POLL_S = 0.001
 _MOST_POLLS = 60_000
 _END_LIMIT_S = 20.0
+_TOO_LONG = f"a device communicator was not ended within {_END_LIMIT_S:.0f} s"
 _ID_BYTES = 128
 
 
@@ -49,6 +50,11 @@ class Group(Protocol):
     @property
     def live(self) -> bool:
         """Whether collectives run: no loss was heard of and this is no rehearsal."""
+        ...
+
+    @property
+    def exposed(self) -> bool:
+        """Whether nobody can do a call again that a loss cuts now: it has to raise."""
         ...
 
     def exchange(self, data: bytes) -> list[bytes] | None:
@@ -89,7 +95,7 @@ class Communicator:
         self._usable = False
         self._pending: list[DirectWork] = []
         self._stopped = threading.Event()
-        self._cut = self._enqueuing = False
+        self._cut = self._enqueuing = self._closed = False
         self._ending: list[threading.Thread] = []
         self._lock, self._end_lock = threading.Lock(), threading.Lock()
         self.history: list[How] = []
@@ -249,7 +255,7 @@ class Communicator:
 
     # ------------------------------------------------------------------ calls
 
-    def run(self, calls: Sequence[Call], prepared: DirectPrepared) -> DirectWork:
+    def run(self, calls: Sequence[Call], prepared: DirectPrepared, *, blame: Blame) -> DirectWork:
         """Enqueues `calls` beside the user's stream, in its order. Only after `ready`."""
         library, comm = self._library, self._comm
         assert library is not None and comm is not None
@@ -257,12 +263,13 @@ class Communicator:
         event: Event | None = None
         if not self._stopped.is_set():
             event = prepared.copier.launch(lambda stream: self._enqueue(comm, steps, stream=stream), prepared.copy_back)
-        work = DirectWork(prepared, event, stopped=self._stopped)
+        work = DirectWork(prepared, event, exposed=lambda: self._group.exposed, blame=blame)
         with self._lock:
             self._enqueuing = False
             self._pending = [one for one in self._pending if not one.past()]
             self._pending.append(work)
         if self._stopped.is_set():  # the loss may have come before anybody saw this call
+            work.cut = True
             self._cut_off()
         return work
 
@@ -291,9 +298,11 @@ class Communicator:
 
     def _settle(self) -> None:
         with self._lock:
-            pending, self._pending = self._pending, []
+            pending = tuple(self._pending)  # they stay in the list: a loss has to find them
         for work in pending:
             work.await_device()
+        with self._lock:
+            self._pending = [one for one in self._pending if not one.past()]
 
     # ------------------------------------------------------------------ ends
 
@@ -306,13 +315,35 @@ class Communicator:
         """Ends pending work once. What is not busy stays as it is, and may be kept if it is whole everywhere."""
         with self._lock:
             comm, library = self._comm, self._library
-            busy = self._enqueuing or any(not one.past() for one in self._pending)
+            left = [one for one in self._pending if not one.past()]
+            for one in left:
+                one.cut = True
+            busy = self._enqueuing or bool(left)
             if self._cut or not busy or comm is None or library is None:
                 return
             self._cut, self._revoked = True, library.version >= REVOKE
             if not self._revoked:
                 self._comm = None
-        self._end(comm, by=self._revoke if self._revoked else library.abort)
+        self._end(comm, by=self._limited(self._revoke if self._revoked else library.abort))
+
+    def _limited(self, end: Callable[[int], None]) -> Callable[[int], None]:
+        """`end` for a call that is pending: if it hangs the process gives up, since the device may stand until it is
+        ended, and whoever waits for the device with it."""
+
+        def ended(comm: int) -> None:
+            limit = threading.Timer(_END_LIMIT_S, self._too_long)
+            limit.daemon = True
+            limit.start()
+            try:
+                end(comm)
+            finally:
+                limit.cancel()
+
+        return ended
+
+    def _too_long(self) -> None:
+        if not self._closed:
+            self._give_up(_TOO_LONG)
 
     def _revoke(self, comm: int) -> None:
         assert self._library is not None
@@ -326,7 +357,8 @@ class Communicator:
             self._library.abort(comm)
 
     def close(self) -> None:
-        """The group is over."""
+        """The group is over; nobody waits for what is ended now."""
+        self._closed = True
         self.stop()
         self._drop_own()
 
@@ -362,5 +394,5 @@ class Communicator:
         for thread in ending:
             thread.join(_END_LIMIT_S)
             if thread.is_alive():
-                self._give_up(f"a device communicator was not ended within {_END_LIMIT_S:.0f} s")
+                self._give_up(_TOO_LONG)
                 raise TransportError("a device communicator cannot be ended")

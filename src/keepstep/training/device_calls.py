@@ -18,7 +18,7 @@ from keepstep.training.comm_library import CommLibrary
 from keepstep.training.comm_steps import carries
 from keepstep.training.communicator import Communicator
 from keepstep.training.copier import Copier, copier_of
-from keepstep.training.direct_work import DirectPrepared, DirectWork
+from keepstep.training.direct_work import Blame, DirectPrepared, DirectWork
 from keepstep.training.fabric import Fabric, Mode
 from keepstep.training.links import Channel
 from keepstep.training.nccl import NcclLibrary
@@ -80,10 +80,10 @@ class DeviceCalls:
         copier = self.copier_of(tensors[0])
         return Prepared(result) if copier is None else StagedPrepared(result, copier)
 
-    def run(self, calls: Sequence[Call], prepared: DirectPrepared) -> DirectWork:
+    def run(self, calls: Sequence[Call], prepared: DirectPrepared, *, blame: Blame) -> DirectWork:
         """Enqueues a collective whose `prepared` is from here."""
         assert self.communicator is not None
-        return self.communicator.run(calls, prepared)
+        return self.communicator.run(calls, prepared, blame=blame)
 
     def close(self) -> None:
         """The group is over."""
@@ -128,6 +128,11 @@ class DeviceCalls:
     def live(self) -> bool:
         """Whether collectives run."""
         return self._fabric.mode is Mode.LIVE
+
+    @property
+    def exposed(self) -> bool:
+        """Whether a protected member is between two steps."""
+        return self._fabric.protected and self._fabric.exposed
 
     def exchange(self, data: bytes) -> list[bytes] | None:
         """Everybody's `data` in the order of the roles, over the data plane; None if it was cut."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 
 import torch
@@ -11,7 +12,10 @@ from torch._C._distributed_c10d import Work
 from keepstep.training.copier import Copier, Event
 from keepstep.training.tensor_calls import Prepared, check_dense
 
-__all__ = ["DirectPrepared", "DirectWork"]
+__all__ = ["Blame", "DirectPrepared", "DirectWork"]
+
+Blame = Callable[[], Exception | None]
+"""The error of a call that a loss cut, or None where it must not raise."""
 
 
 class DirectPrepared(Prepared):
@@ -42,14 +46,20 @@ class DirectPrepared(Prepared):
 
 
 class DirectWork(Work):  # type: ignore[misc]
-    """One call that was enqueued; `event` is None where a loss came before. `stopped` is set by a loss."""
+    """One call that was enqueued; `event` is None where a loss came before. `cut` is set where a loss may have ended
+    it; while `exposed()` it is waited for and raises what `blame` gives."""
 
-    def __init__(self, prepared: DirectPrepared, event: Event | None, *, stopped: threading.Event) -> None:
+    def __init__(
+        self, prepared: DirectPrepared, event: Event | None, *, exposed: Callable[[], bool], blame: Blame
+    ) -> None:
         super().__init__()
-        self._prepared, self._event, self._copier, self._stopped = prepared, event, prepared.copier, stopped
+        self._prepared, self._event, self._copier = prepared, event, prepared.copier
+        self._exposed, self._blame = exposed, blame
+        self.cut = event is None
         self._lock = threading.Lock()
         self._future: torch.futures.Future[object] | None = None
-        self._clamped = False
+        self._concluded = False
+        self._error: Exception | None = None
 
     def past(self) -> bool:
         """Whether the device is done with it."""
@@ -62,17 +72,26 @@ class DirectWork(Work):  # type: ignore[misc]
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Lets the caller's stream wait for the call. Outputs of whole numbers are waited for here: if a loss ends the
-        call they are zeroed, so that sizes read from them are harmless."""
-        if self._prepared.has_integers:
+        call they are zeroed, so that sizes read from them are harmless. Between two steps every call is waited for, and
+        one that a loss cut raises GroupAborted."""
+        if self._prepared.has_integers or self._exposed():
             self.await_device()
         if self._event is not None:
             self._copier.join(self._event)
-        with self._lock:
-            clamp = self._stopped.is_set() and not self._clamped
-            self._clamped = self._clamped or clamp
-        if clamp:
-            self._prepared.clamp()
+        self._conclude()
+        if self._error is not None:
+            raise self._error
         return True
+
+    def _conclude(self) -> None:
+        """Once for a call that was cut: its error, or zeros."""
+        with self._lock:
+            first = self.cut and not self._concluded
+            self._concluded = self._concluded or first
+        if first:
+            self._error = self._blame()
+            if self._error is None:
+                self._prepared.clamp()
 
     def synchronize(self) -> None:
         """As `wait`."""
@@ -83,21 +102,29 @@ class DirectWork(Work):  # type: ignore[misc]
         return self.past()
 
     def is_success(self) -> bool:
-        """As `is_completed`: what a loss cut has no error of its own."""
-        return self.past()
+        """Whether it is completed without an error."""
+        return self.past() and self._error is None
 
-    def exception(self) -> None:
-        """None."""
+    def exception(self) -> Exception | None:
+        """The error that `wait` raised."""
+        return self._error
 
     def result(self) -> object:
         """The tensors of the call."""
         return self._prepared.result
 
     def get_future(self) -> torch.futures.Future[object]:
-        """A future with the list of tensors, completed at once on the call's stream."""
+        """A future with the list of tensors, completed at once on the call's stream. Between two steps the device is
+        waited for: the future may hold the error of a call that a loss cut."""
+        if self._exposed():
+            self.await_device()
+            self._conclude()
         with self._lock:
             if self._future is None:
                 self._future = self._copier.future()
                 with self._copier.launching():
-                    self._future.set_result(self._prepared.result)
+                    if self._error is not None:
+                        self._future.set_exception(self._error)
+                    else:
+                        self._future.set_result(self._prepared.result)
             return self._future
