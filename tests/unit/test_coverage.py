@@ -7,13 +7,20 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from test_job_shell import SPEC, StandingClock, leading
 
 from keepstep.control.coverage import Placement, predict
 from keepstep.control.domains import Domains, mirror_holders
+from keepstep.control.job_state import Tick
 from keepstep.errors import UsageError
 from keepstep.fleet.coverage_text import coverage_text
-from keepstep.records.coverage_records import DomainLoss
-from keepstep.service.coverage_desk import CoveragePlan, plan_coverage, shown
+from keepstep.records.coverage_records import CoverageRecord, DomainLoss
+from keepstep.records.domain_messages import CheckpointWritten, StateKept
+from keepstep.records.messages import Address, AgentHello, FirstStep, Hello, StateDigest
+from keepstep.service.controller import JobShell
+from keepstep.service.coverage_desk import CoverageDesk, CoveragePlan, plan_coverage, shown
+from keepstep.service.keeper import Keeper
+from keepstep.store.journal import MemoryJournal
 
 RACKS = Domains({"a": {"rack": "1"}, "b": {"rack": "1"}, "c": {"rack": "2"}, "d": {"rack": "2"}})
 RANKS = {0: "a", 1: "a", 2: "b", 3: "b", 4: "c", 5: "c"}
@@ -76,9 +83,33 @@ class TestTheTable:
         assert record.domains[0].domain == "release=7" and record.domains[0].outcome == "stop"
         assert record.everywhere == ("release=7",)
 
+    def test_each_row_counts_what_is_left_elsewhere(self):
+        given = {"standbys": {"a": 1, "d": 2}, "places": {"b": 3}, "replicas": {0: "x", 1: "x", 2: "x", 4: "y"}}
+        rows = losses(**given)
+        for row in rows.values():
+            left = [node for node in "abcd" if node not in row.nodes]
+            assert row.standbys_left == sum(given["standbys"].get(node, 0) for node in left)
+            assert row.places_left == sum(given["places"].get(node, 0) for node in left)
+        assert rows["node=a"].sources == {"replica": (0, 1)}
+        assert rows["rack=1"].sources == {"nothing": (0, 1, 2, 3)}
+
     def test_mirrors_that_go_with_their_rank_are_named(self):
         record = predict(Placement(ranks=RANKS, domains=RACKS, mirrors={rank: (rank + 1) % 6 for rank in RANKS}))
         assert any("rank 0" in note and "node=a" in note for note in record.notes)
+
+    def test_each_node_is_asked_for_its_domains_a_few_times_however_many_there_are(self):
+        asked: list[str] = []
+
+        class Counting(Domains, frozen=True):
+            def of(self, node: str) -> frozenset[str]:
+                asked.append(node)
+                return super().of(node)
+
+        nodes = [f"n{number}" for number in range(300)]
+        domains = Counting({node: {"rack": str(number % 20)} for number, node in enumerate(nodes)})
+        mirrors = {rank: (rank + 1) % 300 for rank in range(300)}
+        record = predict(Placement(ranks=dict(enumerate(nodes)), domains=domains, mirrors=mirrors))
+        assert len(record.domains) == 320 and len(asked) <= 5 * 300
 
     def test_the_text_says_that_it_is_a_prediction(self):
         text = "\n".join(coverage_text(predict(Placement(ranks=RANKS, domains=RACKS, replicas=ALIKE))))
@@ -121,3 +152,81 @@ class TestPlans:
         plan = msgspec.structs.replace(CoveragePlan(world=8, per_node=2), **changes)
         with pytest.raises(UsageError, match=says):
             plan_coverage(racks, plan)
+
+
+class Tables:
+    """The tables in a journal."""
+
+    def __init__(self, journal: MemoryJournal) -> None:
+        self.journal = journal
+
+    def all(self) -> list[CoverageRecord]:
+        return [event for event in self.journal.replay() if isinstance(event, CoverageRecord)]
+
+    def newest(self) -> tuple[DomainLoss, ...]:
+        return self.all()[-1].domains
+
+
+class TestARunningJob:
+    def running(self) -> tuple[JobShell, CoverageDesk, Tables]:
+        """Two ranks on two nodes and a standby, through their first step."""
+        journal = MemoryJournal()
+        keeper, clock = Keeper(journal), StandingClock()
+        spec = msgspec.structs.replace(SPEC, nnodes=2)
+        shell = JobShell(spec, lambda order: None, keeper=keeper, clock=clock, leadership=leading(SPEC.job, clock))
+        desk = CoverageDesk(shell, keeper, clock=clock)
+        for node in ("a", "b"):
+            shell.feed(AgentHello(node, 1, 1, "1"), node=node)
+        for name, member in tuple(shell.state.members.items()):
+            address = Address(name, member.node, name, member.node, 1)
+            hello = Hello(name, member.rank, 2, 1, address, "1", "2")
+            shell.feed(hello, node=member.node, member=name)
+        for rank, name in enumerate(("m0", "m1")):
+            shell.feed(FirstStep(0, 1), node="ab"[rank], member=name)
+        assert shell.state.phase == "running"
+        return shell, desk, Tables(journal)
+
+    def write(self, desk: CoverageDesk, version: int) -> None:
+        for rank in (0, 1):
+            desk.take(CheckpointWritten(rank, version))
+
+    def test_the_distance_between_checkpoints_bounds_what_is_done_again(self):
+        _, desk, tables = self.running()
+        desk.look()
+        assert {row.outcome for row in tables.newest()} == {"restart"}
+        self.write(desk, 100)
+        desk.look()
+        assert {(row.outcome, row.steps_recomputed) for row in tables.newest()} == {("steps_recomputed", 100)}
+        self.write(desk, 150)
+        desk.look()
+        assert {row.steps_recomputed for row in tables.newest()} == {50}
+
+    def test_a_checkpoint_that_is_late_is_seen_by_what_members_say_in_passing(self):
+        shell, desk, tables = self.running()
+        self.write(desk, 100)
+        desk.take(StateDigest(0, 256, "d", "all"))
+        desk.look()
+        assert {row.steps_recomputed for row in tables.newest()} == {156}
+        shell.steps = lambda: {0: 300, 1: 299}
+        desk.look()
+        assert {row.steps_recomputed for row in tables.newest()} == {200}
+
+    def test_a_table_is_made_only_where_something_changed(self, monkeypatch: pytest.MonkeyPatch):
+        made: list[Placement] = []
+
+        def counting(placement: Placement) -> CoverageRecord:
+            made.append(placement)
+            return predict(placement)
+
+        monkeypatch.setattr("keepstep.service.coverage_desk.predict", counting)
+        shell, desk, tables = self.running()
+        desk.take(StateDigest(0, 16, "d", "all"))
+        desk.look()
+        shell.feed(Tick())
+        desk.take(StateDigest(0, 32, "d", "all"))
+        desk.look()
+        assert (len(made), len(tables.all())) == (1, 1)
+        for rank in (0, 1):
+            desk.take(StateKept(0, rank, "all", False))
+        desk.look()
+        assert (len(made), len(tables.all())) == (2, 2)

@@ -169,9 +169,9 @@ class TestMirrors:
         assert everywhere(domains, ranks) == {"release=1"}
 
     def test_a_thousand_nodes_are_placed_in_one_go(self):
-        domains, ranks = racks(32, 32, 1)
+        domains, ranks = racks(32, 32, 8)
         holders = mirror_holders(ranks, domains)
-        assert sorted(holders.values()) == list(range(1024))
+        assert sorted(holders.values()) == list(range(8192))
         assert mirror_gaps(holders, ranks, domains=domains) == {}
 
 

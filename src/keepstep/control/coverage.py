@@ -58,8 +58,8 @@ def dealt_placement(nodes: tuple[str, ...], world: int, *, per_node: int, standb
     return Placement(ranks=ranks, domains=domains, standbys={node: standby for node in set(ranks.values()) if standby})
 
 
-def live_placement(state: JobState, *, replicas: dict[int, str], newest_checkpoint: int | None) -> Placement:
-    """Who is where in a job that runs; `replicas` as members told, `newest_checkpoint` the newest complete one."""
+def live_placement(state: JobState, *, replicas: dict[int, str], behind: int | None) -> Placement:
+    """Who is where in a job that runs; `replicas` as members told, `behind` as in `Placement`."""
     told = {m.rank: m.replica for m in live(state.members) if m.replica}
     warm = Counter(m.node for m in standbys(state.members, Status.WARM))
     places = {node: free for node, free in free_places(state.nodes, state.members).items() if free}
@@ -69,7 +69,7 @@ def live_placement(state: JobState, *, replicas: dict[int, str], newest_checkpoi
         standbys=dict(warm),
         places=places,
         replicas={**replicas, **told},
-        behind=None if newest_checkpoint is None else max(0, state.version - newest_checkpoint),
+        behind=behind,
         restarts_left=max(0, state.spec.max_restarts - state.attempt),
         waits=state.spec.shortage_s > 0,
     )
@@ -77,9 +77,8 @@ def live_placement(state: JobState, *, replicas: dict[int, str], newest_checkpoi
 
 def predict(placement: Placement) -> CoverageRecord:
     """For every domain of every node what its loss would cost, the worst first."""
-    nodes = placement.nodes
-    names = sorted({name for node in nodes for name in placement.domains.of(node)})
-    rows = [_loss(placement, name) for name in names]
+    ground = _Ground(placement)
+    rows = [_loss(ground, name) for name in sorted(ground.nodes_in)]
     rows.sort(key=lambda row: (_WORST.index(row.outcome), -row.steps_recomputed, -len(row.ranks), row.domain))
     notes = []
     if placement.mirrors:
@@ -88,39 +87,51 @@ def predict(placement: Placement) -> CoverageRecord:
     more = [f"and {len(notes) - _MOST_NOTES} more ranks"] if len(notes) > _MOST_NOTES else []
     return CoverageRecord(
         domains=tuple(rows),
-        everywhere=tuple(sorted(everywhere(placement.domains, nodes))),
+        everywhere=tuple(sorted(everywhere(placement.domains, placement.nodes))),
         notes=(*notes[:_MOST_NOTES], *more),
     )
 
 
-def _loss(placement: Placement, domain: str) -> DomainLoss:
-    gone = set(placement.domains.nodes_in(domain, placement.nodes))
-    lost = tuple(sorted(rank for rank, node in placement.ranks.items() if node in gone))
-    standbys_left = sum(count for node, count in placement.standbys.items() if node not in gone)
-    places_left = sum(count for node, count in placement.places.items() if node not in gone)
-    sources = _sources(placement, lost)
+class _Ground:
+    """What all rows of a table are made from, gathered once: the nodes in each domain, the ranks on each node, how many
+    ranks hold each state."""
+
+    def __init__(self, placement: Placement) -> None:
+        self.placement = placement
+        self.nodes_in: dict[str, list[str]] = defaultdict(list)
+        for node in placement.nodes:
+            for name in placement.domains.of(node):
+                self.nodes_in[name].append(node)
+        self.ranks_on = placement.ranks_by_node()
+        self.holding = Counter(placement.replicas.values())
+        self.standbys, self.places = sum(placement.standbys.values()), sum(placement.places.values())
+
+
+def _loss(ground: _Ground, domain: str) -> DomainLoss:
+    placement, gone = ground.placement, ground.nodes_in[domain]
+    lost = tuple(sorted(rank for node in gone for rank in ground.ranks_on.get(node, ())))
     row = DomainLoss(
         domain=domain,
-        nodes=tuple(sorted(gone)),
+        nodes=tuple(gone),
         ranks=lost,
         outcome="kept_in_step",
-        standbys_left=standbys_left,
-        places_left=places_left,
-        sources=sources,
+        standbys_left=ground.standbys - sum(placement.standbys.get(node, 0) for node in gone),
+        places_left=ground.places - sum(placement.places.get(node, 0) for node in gone),
+        sources=_sources(ground, lost),
     )
     outcome, why = _outcome(placement, row)
     steps = (placement.behind or 0) if outcome == "steps_recomputed" else 0
     return msgspec.structs.replace(row, outcome=outcome, why=why, steps_recomputed=steps)
 
 
-def _sources(placement: Placement, lost: tuple[int, ...]) -> dict[StateSource, tuple[int, ...]]:
+def _sources(ground: _Ground, lost: tuple[int, ...]) -> dict[StateSource, tuple[int, ...]]:
     """The lost ranks by the best source that is left for their state."""
-    gone = set(lost)
-    held = {key for rank, key in placement.replicas.items() if rank not in gone}
+    placement, gone = ground.placement, set(lost)
+    with_them = Counter(placement.replicas[rank] for rank in lost if rank in placement.replicas)
     found: dict[StateSource, list[int]] = defaultdict(list)
     for rank in lost:
-        holder = placement.mirrors.get(rank, rank)
-        if placement.replicas.get(rank) in held:
+        holder, key = placement.mirrors.get(rank, rank), placement.replicas.get(rank)
+        if key is not None and ground.holding[key] > with_them[key]:
             found["replica"].append(rank)
         elif holder not in gone:
             found["mirror"].append(rank)
@@ -143,7 +154,8 @@ def _outcome(placement: Placement, row: DomainLoss) -> tuple[LossOutcome, str]:
         return again, "no copy of the state of some ranks and no checkpoint is left: all from the beginning"
     if "checkpoint" in row.sources:
         return "steps_recomputed", "no live copy of the state of some ranks is left: all load the newest checkpoint"
-    if all(placement.own_holders.get(rank, rank) not in row.ranks for rank in row.ranks):
+    gone = set(row.ranks)
+    if all(placement.own_holders.get(rank, rank) not in gone for rank in row.ranks):
         return "kept_in_step", "every lost rank has a live copy"
     if placement.behind is not None:
         return "steps_recomputed", "random numbers and data position of the lost ranks come from the newest checkpoint"

@@ -143,6 +143,11 @@ class _Placing:
         The search goes over nodes: `came` says for each node reached which rank would go there. What a search without
         success has reached leads nowhere until room grows.
         """
+        for node in self.allowed[self.node[rank]]:  # what the search would find first
+            holder = self._free(node)
+            if holder is not None:
+                self._put(rank, holder)
+                return True
         came: dict[str, int] = {}
         waiting = deque(self._reach(rank, came))
         while waiting:
@@ -199,17 +204,18 @@ def mirror_gaps(
     Domains that hold all nodes are not counted here: see `everywhere`.
     """
     node_of = {rank: node for node, ranks in ranks_by_node.items() for rank in ranks}
-    unavoidable = everywhere(domains, node_of.values())
+    names = {node: domains.of(node) for node in set(node_of.values())}
+    unavoidable = everywhere(domains, names)
     gaps = {}
     for rank, node in sorted(node_of.items()):
         holder = holders.get(rank)
         if holder is None or holder not in node_of:
             gaps[rank] = "no other rank is there to hold its mirror"
             continue
-        together = domains.shared(node, node_of[holder]) - unavoidable
+        together = (names[node] & names[node_of[holder]]) - unavoidable
         if together:
-            names = ", ".join(sorted(together))
-            gaps[rank] = f"its mirror is on rank {holder}, which shares {names}: no node shares less"
+            shared = ", ".join(sorted(together))
+            gaps[rank] = f"its mirror is on rank {holder}, which shares {shared}: no node shares less"
     return gaps
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from enum import Enum
 
 import msgspec
@@ -122,8 +123,8 @@ def free_local_rank(members: dict[str, Member], node: str) -> int:
 
 def free_places(nodes: tuple[NodeSpec, ...], members: dict[str, Member]) -> dict[str, int]:
     """For each node that is there: how many more processes it was given room for, as ranks and standbys."""
-    alive = [m.node for m in members.values() if m.status not in _DEAD]
-    return {n.name: max(0, n.slots + n.standbys - alive.count(n.name)) for n in nodes if not n.gone}
+    alive = Counter(m.node for m in members.values() if m.status not in _DEAD)
+    return {n.name: max(0, n.slots + n.standbys - alive[n.name]) for n in nodes if not n.gone}
 
 
 def with_member(members: dict[str, Member], member: Member) -> dict[str, Member]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from keepstep.control.coverage import dealt_placement, live_placement, predict
 from keepstep.control.domains import mirror_holders
+from keepstep.control.job_state import JobState
 from keepstep.errors import UsageError
 from keepstep.fleet.coverage_text import coverage_text
 from keepstep.records.coverage_records import CoverageRecord
@@ -26,6 +29,7 @@ __all__ = ["CoverageDesk", "CoveragePlan", "plan_coverage", "shown", "told_cover
 _LOOK_S = 1.0
 _CHECKPOINTS = 8
 """Newest checkpoints of which is known who has written his part."""
+_Said = TypeVar("_Said", str, bool)
 
 
 class CoverageDesk:
@@ -36,23 +40,33 @@ class CoverageDesk:
         self._shell = shell
         self._keeper = keeper
         self._clock = clock
+        self._told = 0  # grows with each word of a member that changes the table
         self._replicas: dict[int, str] = {}
         self._mirrored: dict[int, bool] = {}
         self._parts: dict[int, set[int]] = {}
+        self._version = 0
+        self._seen: tuple[JobState, int, int | None] | None = None
         self._written: CoverageRecord | None = None
 
     def take(self, fact: Fact) -> None:
         """Note what members say of their state in passing."""
         match fact:
             case StateDigest():
-                self._replicas[fact.rank] = fact.replica
+                self._note(self._replicas, fact.rank, said=fact.replica)
+                self._version = max(self._version, fact.version)
             case StateKept():
-                self._replicas[fact.rank] = fact.replica
-                self._mirrored[fact.rank] = fact.mirrored
+                self._note(self._replicas, fact.rank, said=fact.replica)
+                self._note(self._mirrored, fact.rank, said=fact.mirrored)
             case CheckpointWritten():
                 self._parts.setdefault(fact.version, set()).add(fact.rank)
+                self._version = max(self._version, fact.version)
                 for version in sorted(self._parts)[:-_CHECKPOINTS]:
                     del self._parts[version]
+
+    def _note(self, known: dict[int, _Said], rank: int, *, said: _Said) -> None:
+        if known.get(rank) != said:
+            known[rank] = said
+            self._told += 1
 
     async def run(self) -> None:
         """Look every second until cancelled."""
@@ -65,8 +79,12 @@ class CoverageDesk:
         state = self._shell.state
         if state.phase != "running" or state.change is not None:
             return
-        whole = [version for version, ranks in self._parts.items() if len(ranks) >= state.spec.world]
-        placement = live_placement(state, replicas=self._replicas, newest_checkpoint=max(whole, default=None))
+        version = max(state.version, self._version, *self._shell.steps().values())
+        behind = self._behind(state, version)
+        if self._seen is not None and self._seen[1:] == (self._told, behind) and _same_places(self._seen[0], state):
+            return
+        self._seen = state, self._told, behind
+        placement = live_placement(state, replicas=self._replicas, behind=behind)
         holders = mirror_holders(placement.ranks_by_node(), state.domains)
         mirrors = {rank: holder for rank, holder in holders.items() if self._mirrored.get(rank)}
         own = bool(self._mirrored) and len(holders) == state.spec.world
@@ -74,8 +92,24 @@ class CoverageDesk:
         if table == self._written:
             return
         self._written = table
-        identity = {"job": state.spec.job, "generation": state.generation, "step": state.version}
+        identity = {"job": state.spec.job, "generation": state.generation, "step": version}
         self._keeper.keep(msgspec.structs.replace(table, wall=self._clock.wall(), **identity))
+
+    def _behind(self, state: JobState, version: int) -> int | None:
+        """How many steps the newest whole checkpoint is behind at most: as far as those so far are apart, or as it is
+        now, if that is more. None where there is none."""
+        whole = sorted(one for one, ranks in self._parts.items() if len(ranks) >= state.spec.world)
+        if not whole:
+            return None
+        began = max(0, state.version - 1)  # the version of the job is that of the first step, or of the last change
+        apart = [late - early for early, late in pairwise(whole)] or [whole[-1] - began]
+        return max(version - whole[-1], *apart)
+
+
+def _same_places(one: JobState, other: JobState) -> bool:
+    """Whether nothing changed in `other` that a table is made from."""
+    same = one.members is other.members and one.nodes is other.nodes and one.domains is other.domains
+    return same and one.attempt == other.attempt
 
 
 class CoveragePlan(msgspec.Struct, frozen=True, kw_only=True):
