@@ -9,6 +9,7 @@ from keepstep.control.roster import Member, Status, live
 from keepstep.control.strangers import misfit, refuse_standby, refuse_strangers
 from keepstep.control.turn import Turn
 from keepstep.control.warming import ask_to_record
+from keepstep.records.domain_messages import StateKept
 from keepstep.records.messages import (
     Checkpoints,
     Fence,
@@ -35,6 +36,7 @@ __all__ = [
     "on_ready",
     "on_script_failed",
     "on_settled",
+    "on_state_kept",
     "speaker",
 ]
 
@@ -156,6 +158,15 @@ def on_ready(turn: Turn, event: Event) -> None:
             generation = turn.state.newest_generation + 1
             turn.let(change=Change(generation=generation, moved=turn.now, lost=(), version=0, initial=True))
             turn.because("the members ask which checkpoint to start from")
+
+
+def on_state_kept(turn: Turn, event: Event) -> None:
+    """In passing: which members hold the same state, before any loss asks for it."""
+    fact = event.fact
+    assert isinstance(fact, StateKept)
+    member = turn.state.members.get(event.source_member)
+    if member is not None and member.rank == fact.rank and member.replica != fact.replica:
+        turn.put(member, replica=fact.replica)
 
 
 def on_fetched(turn: Turn, event: Event) -> None:

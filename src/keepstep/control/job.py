@@ -19,6 +19,7 @@ from keepstep.control.answers import (
     on_ready,
     on_script_failed,
     on_settled,
+    on_state_kept,
 )
 from keepstep.control.capacity import run_short
 from keepstep.control.change import reconcile
@@ -42,7 +43,7 @@ from keepstep.control.roster import NodeSpec, Status
 from keepstep.control.starting import assigned_slots, start_attempt
 from keepstep.control.turn import Turn
 from keepstep.control.warming import on_recording_kept, on_role_seen, on_warmed_up, order_warm_up
-from keepstep.records.domain_messages import NodeDomains, NodeLost
+from keepstep.records.domain_messages import NodeDomains, NodeLost, StateKept
 from keepstep.records.messages import (
     AgentHello,
     Checkpoints,
@@ -79,6 +80,9 @@ def decide(state: JobState, event: Event, *, now: float) -> Decision:
     now = max(now, state.clock)
     turn = Turn(state, now)
     turn.let(clock=now)
+    if isinstance(event.fact, StateKept):
+        on_state_kept(turn, event)
+        return turn.decision()  # nothing follows from it
     handler = _HANDLERS.get(type(event.fact))
     if state.phase == "done" or handler is None:
         return turn.decision()
