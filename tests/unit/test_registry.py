@@ -188,3 +188,53 @@ def test_agents_that_stay_away_are_lost_and_strangers_are_refused():
         await first.leave()
 
     run(work())
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_agents_that_a_canary_does_not_need_hear_its_end(code: int):
+    """They start nothing in it; with code 0 they come again, for the job itself."""
+
+    async def work() -> None:
+        registry = Registry()
+        shell = served(registry, "one-canary-5")
+        agents = [FakeAgent(registry, node) for node in ("n1", "n2")]
+        assert isinstance(await agents[0].enlist("one"), Assignment)
+        await agents[1].say(Enlist("n2", "", __version__))
+        await agents[0].say(AgentHello("n1", 1, 0, __version__))
+        start = await agents[0].hear()
+        await agents[0].say(MemberExited(start.member, 0, code, 0, protected=False), start.member)
+        await asyncio.wait_for(shell.done.wait(), LIMIT_S)
+        assert [node.name for node in shell.state.nodes] == ["n1"]
+        ending = FakeAgent(registry, "n3")
+        await ending.say(Enlist("n3", "one", __version__))
+        await registry.dismiss("one-canary-5", code=code, why="over")
+        late = FakeAgent(registry, "n4")
+        await late.say(Enlist("n4", "one", __version__))
+        for agent in (*agents, ending, late):
+            answer = await agent.hear()
+            assert isinstance(answer, Stop) and answer.code == code and "over" in answer.why
+            await agent.leave()
+
+    run(work())
+
+
+def test_a_canary_that_loses_an_agent_before_it_begins_calls_in_another():
+    async def work() -> None:
+        registry = Registry()
+        shell = served(registry, "one-canary-5")
+        first, second = FakeAgent(registry, "n1"), FakeAgent(registry, "n2")
+        assert isinstance(await first.enlist("one"), Assignment)
+        await second.say(Enlist("n2", "one", __version__))
+        double = FakeAgent(registry, "n1")
+        assert isinstance(await double.enlist("one"), Stop)  # by now the second waits
+        await double.leave()
+        await first.leave()
+        assert shell.state.phase == "gathering"
+        answer = await second.hear()
+        assert isinstance(answer, Stop) and answer.code == 0
+        await second.leave()
+        again = FakeAgent(registry, "n2")
+        assert isinstance(await again.enlist("one"), Assignment)
+        await again.leave()
+
+    run(work())

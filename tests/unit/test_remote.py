@@ -281,6 +281,20 @@ def test_places_where_no_controller_is_say_so() -> None:
         with pytest.raises(MembershipError, match="not a keepstep controller"):
             await connect_remote(f"127.0.0.1:{other.sockets[0].getsockname()[1]}", token=TOKEN)
         other.close()
+
+        def refusing(status: str) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
+            async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                await reader.readuntil(b"\r\n\r\n")
+                writer.write(status.encode())
+                writer.close()
+
+            return answer
+
+        for status in ("HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n", ""):
+            closing = await asyncio.start_server(refusing(status), "127.0.0.1", 0)
+            with pytest.raises(EnvironmentProblem, match="controller is closing"):
+                await connect_remote(f"127.0.0.1:{closing.sockets[0].getsockname()[1]}", token=TOKEN)
+            closing.close()
         silent = await asyncio.start_server(lambda _reader, _writer: None, "127.0.0.1", 0)
         with pytest.raises(EnvironmentProblem, match="no answer within"):
             await connect_remote(f"127.0.0.1:{silent.sockets[0].getsockname()[1]}", token=TOKEN, timeout_s=0.05)

@@ -39,7 +39,8 @@ class AgentRequest(msgspec.Struct, frozen=True):
 
 
 async def enlist(peer: RemotePeer, request: AgentRequest, *, orders: int) -> Assignment:
-    """Offer this node, or come back with it. Raises MembershipError where the controller refuses."""
+    """Offer this node, or come back with it. Raises MembershipError where the controller refuses, PeerLost where it is
+    gone or sends this node away for now: it has a canary, which has its nodes or is over."""
     await peer.send(Envelope(request.node, "", Enlist(request.node, request.job, __version__, orders)))
     answer = (await peer.receive()).message
     if isinstance(answer, Stop):
@@ -50,8 +51,10 @@ async def enlist(peer: RemotePeer, request: AgentRequest, *, orders: int) -> Ass
 
 
 def _refusal(answer: Stop) -> KeepstepError:
+    if answer.code == 0:
+        return PeerLost(f"the controller sends this node away for now: {answer.why}")
     error = MembershipError(f"the controller refused this node: {answer.why}")
-    error.exit_code = answer.code or error.exit_code
+    error.exit_code = answer.code
     return error
 
 

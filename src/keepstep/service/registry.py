@@ -10,8 +10,8 @@ import msgspec
 
 from keepstep import __version__
 from keepstep.control.job_state import Directed
-from keepstep.errors import KeepstepError, PeerLost, TransportError, UsageError, VersionMismatch
-from keepstep.records.canary import name_without_canary
+from keepstep.errors import KeepstepError, MembershipError, PeerLost, TransportError, UsageError, VersionMismatch
+from keepstep.records.canary import canary_steps, name_without_canary
 from keepstep.records.domain_messages import NodeLost
 from keepstep.records.messages import Assignment, Enlist, Fact, Message, StartFailed, StartMember, Stop
 from keepstep.service.controller import JobShell
@@ -24,12 +24,13 @@ _ENLIST_S = 10.0
 
 class _Served(msgspec.Struct):
     """A job, what its agents are told to run, the link to each by node, and the nodes whose agents are to come back
-    to this controller."""
+    to this controller. `outside` wait for the end of a canary that has its nodes."""
 
     shell: JobShell
     assignment: Assignment
     links: dict[str, RemotePeer]
     awaited: set[str]
+    outside: list[RemotePeer] = []
 
 
 class Registry:
@@ -38,6 +39,7 @@ class Registry:
     def __init__(self) -> None:
         """No job yet."""
         self._jobs: dict[str, _Served] = {}
+        self._canaries: dict[str, Stop] = {}
 
     def add(self, shell: JobShell, assignment: Assignment, *, awaited: Iterable[str] = ()) -> None:
         """Serve one more job; the agents of the nodes `awaited` served an earlier controller. Raises UsageError if its
@@ -69,6 +71,9 @@ class Registry:
             with contextlib.suppress(PeerLost):
                 await peer.send(Envelope("", "", Stop(0, error.exit_code, str(error))))
             return
+        if node not in served.awaited and _has_its_nodes(served):
+            await _keep_outside(served, peer)
+            return
         served.links[node] = peer
         try:
             self._welcome(served, envelope.message, peer=peer)
@@ -80,6 +85,8 @@ class Registry:
         finally:
             del served.links[node]
             _lose_node(served.shell, node, why=f"the link to its agent at {peer.where} ended")
+            if not _has_its_nodes(served):
+                _call_in(served)
 
     def _welcome(self, served: _Served, enlist: Message, *, peer: RemotePeer) -> None:
         """Tell an agent what to run; one that comes back gets what it missed, and hears which of its facts are here."""
@@ -100,11 +107,15 @@ class Registry:
             _lose_node(served.shell, served.awaited.pop(), why="its agent did not come back to the new controller")
 
     async def dismiss(self, job: str, *, code: int, why: str) -> None:
-        """Tell the agents of a job that it is over and forget it."""
+        """Tell the agents of a job that it is over and forget it. Those outside a canary hear it too, and those that
+        come yet: with code 0 they are to come again, for the job itself."""
         served = self._jobs.pop(job)
-        for node, peer in tuple(served.links.items()):
+        stop = Stop(served.shell.state.epoch, code, why)
+        if canary_steps(job):
+            self._canaries[job] = stop
+        for node, peer in (*served.links.items(), *(("", one) for one in served.outside)):
             with contextlib.suppress(PeerLost, TransportError):
-                await peer.send(Envelope(node, "", Stop(served.shell.state.epoch, code, why)))
+                await peer.send(Envelope(node, "", stop))
 
     def _enlist(self, envelope: Envelope) -> tuple[_Served, str]:
         """The job an agent asks for, and its node. Raises MembershipError and UsageError."""
@@ -116,6 +127,8 @@ class Registry:
             raise VersionMismatch(what, remedy="install the same version on all nodes")
         name = next((job for job in self._jobs if name_without_canary(job) == fact.job), fact.job)
         name = name or next(iter(self._jobs), "")
+        if name not in self._jobs:
+            self._refuse_late(fact.job)
         if name not in self._jobs or (not fact.job and len(self._jobs) > 1):
             known = ", ".join(self._jobs) or "none"
             raise UsageError(f"no job {fact.job!r} here", remedy=f"give --job, one of: {known}")
@@ -128,9 +141,17 @@ class Registry:
             return served, fact.node
         if fact.node in served.links:
             raise UsageError(f"node {fact.node} is in job {name} already", remedy="give every agent its own --node")
-        if served.shell.state.phase in ("ending", "done"):
+        if served.shell.state.phase in ("ending", "done") and not _has_its_nodes(served):
             raise UsageError(f"job {name} is ending", remedy="an agent can join a job while it runs")
         return served, fact.node
+
+    def _refuse_late(self, asked: str) -> None:
+        """Raise MembershipError with the exit code of the canary of job `asked`, if there was one."""
+        for job, stop in self._canaries.items():
+            if asked in ("", name_without_canary(job)):
+                error = MembershipError(f"{job} is over: {stop.why}")
+                error.exit_code = stop.code
+                raise error
 
 
 def _envelope(directed: Directed) -> Envelope:
@@ -141,3 +162,30 @@ def _lose_node(shell: JobShell, node: str, *, why: str) -> None:
     """The link to an agent is gone: it ends its processes, so they are lost, all at once."""
     if not shell.done.is_set():
         shell.feed(NodeLost(node, why), node=node)
+
+
+# ---------------------------------------------------------------- canaries
+
+
+def _has_its_nodes(served: _Served) -> bool:
+    """True for a canary that needs no further agent: it has no standbys, and replaces nobody."""
+    if not canary_steps(served.assignment.job):
+        return False
+    state = served.shell.state
+    return state.phase != "gathering" or len(served.links) >= state.spec.nnodes
+
+
+async def _keep_outside(served: _Served, peer: RemotePeer) -> None:
+    """Let an agent wait for its answer until the canary is over or needs it, or the agent leaves."""
+    served.outside.append(peer)
+    try:
+        await peer.receive()
+    finally:
+        served.outside.remove(peer)
+
+
+def _call_in(served: _Served) -> None:
+    """A canary lost an agent before it began: those outside are to come again."""
+    for peer in served.outside:
+        with contextlib.suppress(PeerLost, TransportError):
+            peer.post(Envelope("", "", Stop(0, 0, "the canary needs another node")))

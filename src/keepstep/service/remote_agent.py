@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 from pathlib import Path
 
 from keepstep import __version__
-from keepstep.errors import EnvironmentProblem
+from keepstep.errors import EnvironmentProblem, KeepstepError, MembershipError, PeerLost
 from keepstep.records.canary import canary_steps, name_without_canary
 from keepstep.records.domain_messages import NodeDomains, NodeLost
 from keepstep.records.messages import AgentHello, Assignment, Order, Stop
@@ -27,7 +26,7 @@ from keepstep.service.token import read_token
 from keepstep.store.remote import connect_remote
 from keepstep.store.remote_peer import RemotePeer
 
-__all__ = ["AgentRequest", "own_host", "run_agent"]
+__all__ = ["AgentRequest", "admitted", "own_host", "run_agent"]
 
 _PORTS = 16
 _LEAVE_S = 5.0
@@ -55,31 +54,71 @@ def own_host(controller: str) -> str:
 
 
 async def _serve(request: AgentRequest, token: str) -> int:
-    peer = await connect_remote(request.controller, token=token, silence_s=request.settings.silence_s)
+    again = False
     while True:
+        found = await StopSignals().or_result(admitted(request, token, again=again))
+        if isinstance(found, int):
+            return found
+        peer, assignment = found
         try:
-            answer = await enlist(peer, request, orders=-1)
-            code = await _work(request, answer, line=Line(request, peer=peer, token=token))
+            code = await _work(request, assignment, line=Line(request, peer=peer, token=token))
         finally:
             await peer.close()
-        if code or not canary_steps(answer.job):
+        if code or not canary_steps(assignment.job):
             return code
-        peer = await _again(request, token)
+        again = True
 
 
-async def _again(request: AgentRequest, token: str) -> RemotePeer:
-    """After a canary: to the controller of the job itself. Raises EnvironmentProblem if there comes none."""
-    silence_s = request.settings.silence_s
+async def admitted(request: AgentRequest, token: str, *, again: bool = False) -> tuple[RemotePeer, Assignment]:
+    """The line to the controller and what it assigns, as soon as it takes this node. It may not be there yet, or in the
+    midst of a canary; `again`: this node was in that canary.
+
+    Raises EnvironmentProblem where no controller comes in time, MembershipError where it refuses."""
+    while True:
+        peer = await _reached(request, token, again=again)
+        try:
+            return peer, await enlist(peer, request, orders=-1)
+        except PeerLost:
+            again = True
+        except KeepstepError:
+            await peer.close()
+            raise
+        await peer.close()
+        await asyncio.sleep(_AGAIN_S)
+
+
+async def _reached(request: AgentRequest, token: str, *, again: bool) -> RemotePeer:
+    """A controller, waiting for one if need be. At first what listens there must be one; between a canary and its job
+    anything may."""
+    settings = request.settings
+    trouble: KeepstepError | None = None
     try:
-        async with asyncio.timeout(request.settings.controller_patience_s):
+        async with asyncio.timeout(settings.controller_patience_s):
             while True:
-                with contextlib.suppress(EnvironmentProblem):
-                    return await connect_remote(request.controller, token=token, silence_s=silence_s)
+                try:
+                    return await connect_remote(request.controller, token=token, silence_s=settings.silence_s)
+                except EnvironmentProblem as error:
+                    if trouble is None:
+                        _say_waiting(request, error)
+                    trouble = error
+                except MembershipError as error:
+                    if not again:
+                        raise
+                    trouble = error
                 await asyncio.sleep(_AGAIN_S)
     except TimeoutError as error:
-        raise EnvironmentProblem(
-            "the job did not begin after its canary", where=request.controller, remedy="see the controller"
-        ) from error
+        what = f"no controller came within {settings.controller_patience_s:g} s"
+        what = f"the job did not begin after its canary: {what}" if again else what
+        why = f" ({trouble.what})" if trouble is not None else ""
+        remedy = "see the controller" if again else "is `keepstep controller` running there, and reachable?"
+        raise EnvironmentProblem(f"{what}{why}", where=request.controller, remedy=remedy) from error
+
+
+def _say_waiting(request: AgentRequest, error: KeepstepError) -> None:
+    patience_s = request.settings.controller_patience_s
+    console = Console()
+    console.say(f"keepstep: {error.what} [{error.where}]; {patience_s:g} s for a controller to come", error=True)
+    console.close()
 
 
 async def _work(request: AgentRequest, assignment: Assignment, *, line: Line) -> int:

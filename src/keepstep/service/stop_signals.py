@@ -6,12 +6,13 @@ import asyncio
 import logging
 import signal
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 from keepstep.errors import KeepstepError
 
 __all__ = ["STOPPED_BY", "StopSignals"]
 
+_Result = TypeVar("_Result")
 _log = logging.getLogger(__name__)
 STOPPED_BY = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that end a job in order."""
@@ -37,10 +38,11 @@ class StopSignals:
         if not self._came.done():
             self._came.set_result(KeepstepError.exit_code)
 
-    async def or_result(self, work: Coroutine[Any, Any, int]) -> int:
+    async def or_result(self, work: Coroutine[Any, Any, _Result]) -> _Result | int:
         """The result of `work`, or 128 + signal as soon as one comes; `work` is cancelled then."""
         task = asyncio.ensure_future(work)
-        await asyncio.wait({task, self._came}, return_when=asyncio.FIRST_COMPLETED)
+        either: set[asyncio.Future[Any]] = {task, self._came}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
         task.cancel()

@@ -13,12 +13,13 @@ import logging
 import os
 import socket
 from collections.abc import Awaitable, Callable
+from http import HTTPStatus
 
 from websockets.asyncio.client import connect
 from websockets.asyncio.connection import Connection
 from websockets.asyncio.server import Server, ServerConnection
 from websockets.asyncio.server import serve as serve_websocket
-from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidMessage
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidMessage, InvalidStatus
 
 from keepstep.errors import EnvironmentProblem, KeepstepError, MembershipError, PeerLost, TransportError, UsageError
 from keepstep.store.challenge import NONCE_BYTES, PROOF_BYTES, Seals, proof, proves
@@ -239,7 +240,7 @@ async def connect_remote(
 ) -> RemotePeer:
     """Connect to the controller at `address` (HOST:PORT) and prove the token, each side to the other.
 
-    Raises UsageError for a nonsense address, EnvironmentProblem if nobody listens there or answers within
+    Raises UsageError for a nonsense address, EnvironmentProblem if nobody listens there (any more) or answers within
     `timeout_s` seconds, and MembershipError if the token is wrong or the listener is not a keepstep controller.
     """
     host, port = _split_address(address)
@@ -252,6 +253,8 @@ async def connect_remote(
     except TimeoutError as error:
         raise _no_controller(f"no answer within {timeout_s} s", address) from error
     except (InvalidMessage, InvalidHandshake) as error:
+        if _closing(error):
+            raise _no_controller("the controller is closing", address) from error
         raise _not_keepstep(address) from error
     except socket.gaierror as error:
         raise _no_controller(f"the host name is not known: {error.strerror}", address) from error
@@ -313,6 +316,13 @@ def _no_controller(what: str, address: str) -> EnvironmentProblem:
 
 def _wrong_token(what: str, address: str) -> MembershipError:
     return MembershipError(what, where=address, remedy="give both sides the same token")
+
+
+def _closing(error: InvalidHandshake) -> bool:
+    """Whether a listener that is about to close gave this answer, or none: it may be a controller."""
+    if isinstance(error, InvalidStatus):
+        return error.response.status_code == HTTPStatus.SERVICE_UNAVAILABLE
+    return isinstance(error, InvalidMessage) and isinstance(error.__cause__, EOFError)
 
 
 def _not_keepstep(address: str) -> MembershipError:
