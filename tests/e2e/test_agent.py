@@ -13,6 +13,7 @@ import pytest
 from launching import LIMIT_S, MEMBER, PLAIN, alive
 
 from keepstep.errors import KeepstepError, PeerLost
+from keepstep.records.canary import CanaryLoss
 from keepstep.records.messages import (
     Drill,
     Drilled,
@@ -39,13 +40,13 @@ ONE_RANK = {"WORLD_SIZE": "1", "GROUP_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.
 class Node:
     """An agent and the facts it told; plays the controller by hand."""
 
-    def __init__(self, directory: Path, script: str, arguments: tuple[str, ...]) -> None:
+    def __init__(self, directory: Path, script: str, arguments: tuple[str, ...], job: str) -> None:
         self.facts: list[Fact] = []
         self.lines: list[str] = []
         self.directory = directory
         self.news = asyncio.Event()
         self.console = Console(lambda line, error: self.lines.append(line))
-        plan = AgentPlan("job", "n1", script, arguments, directory)
+        plan = AgentPlan(job, "n1", script, arguments, directory)
         self.agent = Agent(plan, self._take, settings=Settings(), clock=SystemClock(), console=self.console)
 
     def _take(self, member: str, fact: Fact) -> None:
@@ -78,9 +79,9 @@ class Node:
 
 
 @asynccontextmanager
-async def node(directory: Path, script: str, *arguments: str) -> AsyncIterator[Node]:
+async def node(directory: Path, script: str, *arguments: str, job: str = "job") -> AsyncIterator[Node]:
     (directory / "logs").mkdir()
-    one = Node(directory, script, arguments)
+    one = Node(directory, script, arguments, job)
     await one.agent.open()
     try:
         yield one
@@ -158,6 +159,20 @@ def test_a_script_that_never_says_hello_is_not_protected(tmp_path):
         async with node(tmp_path, PLAIN, "--linger", "0") as one:
             one.start()
             assert (await one.told(MemberExited)).protected is False
+
+    playing(work)
+
+
+@pytest.mark.parametrize(("job", "told"), [("job", []), ("job-canary-3", ["inf"])])
+def test_in_a_canary_a_loss_that_is_no_finite_number_is_told_before_its_member_ends(tmp_path, job, told):
+    async def work() -> None:
+        async with node(tmp_path, PLAIN, "--say", "step 2 loss inf\nstep 3 loss nan", "--linger", "0", job=job) as one:
+            one.start()
+            await one.told(MemberExited)
+        kinds = (CanaryLoss, MemberExited)
+        said = [fact for fact in one.facts if isinstance(fact, kinds)]
+        assert [fact.loss for fact in said if isinstance(fact, CanaryLoss)] == told
+        assert isinstance(said[-1], MemberExited)
 
     playing(work)
 

@@ -45,31 +45,49 @@ def test_a_loss_that_is_no_number_stops_it(tmp_path):
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["canary"]
 
 
-@pytest.mark.long
-def test_over_nodes_the_agents_come_back_for_the_job(tmp_path):
+def over_nodes(
+    directory: Path, *words: object, nodes: str = "ab"
+) -> tuple[subprocess.Popen[str], list[subprocess.Popen[str]]]:
+    """A controller for two nodes whose canary needs one, and its agents; the second starts when the first is in it."""
     controller = started(
-        *("controller", "--port", 0, "--nnodes", 2, "--nproc-per-node", 1, "--canary", 1, "--canary-steps", 2),
-        *("--run", "run", SHORT),
-        cwd=tmp_path,
+        *("controller", "--port", 0, "--nnodes", 2, "--nproc-per-node", 1, "--canary", 1, "--canary-steps", 5),
+        *("--run", "run", SHORT, *words),
+        cwd=directory,
     )
     assert controller.stderr is not None
     port = next(line for line in controller.stderr if "waits for" in line).split(",")[0].rsplit(":", 1)[1]
-    token = tmp_path / "run" / "token"
+    token = directory / "run" / "token"
     until(token.is_file, "the token")
-    agents = [
-        started(
-            *("agent", "--controller", f"127.0.0.1:{port}", "--token-file", token, "--node", name, "--run", name),
-            cwd=tmp_path,
-        )
-        for name in ("a", "b")
-    ]
+    agents = []
+    for name in nodes:
+        command = ("agent", "--controller", f"127.0.0.1:{port}", "--token-file", token, "--node", name, "--run", name)
+        agents.append(started(*command, cwd=directory))
+        until((directory / "a" / "canary" / "logs" / "m0.log").is_file, "the member of the canary")
+    return controller, agents
+
+
+@pytest.mark.long
+def test_over_nodes_the_agents_come_back_for_the_job(tmp_path):
+    controller, agents = over_nodes(tmp_path)
     _, said = controller.communicate(timeout=300)
     assert controller.returncode == 0, said
     for agent in agents:
         agent.communicate(timeout=60)
         assert agent.returncode == 0
-    assert report_of(tmp_path / "run" / "canary")["steps_kept"] == 2
+    assert report_of(tmp_path / "run" / "canary")["steps_kept"] == 5
     assert report_of(tmp_path / "run")["steps_kept"] == 12
+    assert (tmp_path / "a" / "canary").is_dir() and not (tmp_path / "b" / "canary").exists()
+
+
+@pytest.mark.long
+def test_over_nodes_a_loss_that_is_no_number_stops_it(tmp_path):
+    controller, agents = over_nodes(tmp_path, "--nan", nodes="a")
+    _, said = controller.communicate(timeout=300)
+    assert controller.returncode == 1
+    assert "the loss is nan in m0.log on a" in said.strip().splitlines()[-1]
+    agents[0].communicate(timeout=60)
+    assert agents[0].returncode == 1
+    assert not (tmp_path / "run" / "journal.jsonl").exists()
 
 
 def test_bad_canaries_are_one_line(tmp_path, monkeypatch, capsys):

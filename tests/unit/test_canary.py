@@ -7,12 +7,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from keepstep.control.job import decide, new_job
+from keepstep.control.job_state import Event, JobSpec
 from keepstep.errors import UsageError
-from keepstep.fleet.canary_verdict import bad_loss, canary_trouble
+from keepstep.fleet.canary_verdict import canary_trouble
 from keepstep.fleet.report import FindingReport, IncidentReport, RunReport
-from keepstep.records.canary import canary_name, canary_steps, name_without_canary
+from keepstep.records.canary import CanaryLoss, canary_name, canary_steps, name_without_canary
+from keepstep.records.finding import QUIET
+from keepstep.records.messages import AgentHello
 from keepstep.service.canary_run import Canary, CanaryFailed, canary_plan, not_a_canary, run_canary
 from keepstep.service.job_host import JobPlan
+from keepstep.service.member_process import bad_loss
 from keepstep.service.settings import Settings
 
 CLEAN = RunReport("j", "s.py", 2, 0, "all ranks are done", (), 5, 1.0, "ab", 0.0, 1.0)
@@ -44,12 +49,12 @@ def test_a_canary_that_does_not_fit(canary):
 @pytest.mark.parametrize(
     ("line", "loss"),
     [
-        ("step 3 loss nan", "nan"),
-        ("loss: -inf", "-inf"),
-        ("loss=Infinity", "Infinity"),
-        ("loss 0.5", ""),
-        ("the loss information", ""),
-        ("nan loss", ""),
+        (b"step 3 loss nan", "nan"),
+        (b"loss: -inf", "-inf"),
+        (b"loss=Infinity", "Infinity"),
+        (b"loss 0.5", ""),
+        (b"the loss information", ""),
+        (b"nan loss", ""),
     ],
 )
 def test_losses_that_are_no_finite_number(line, loss):
@@ -57,36 +62,50 @@ def test_losses_that_are_no_finite_number(line, loss):
 
 
 def test_a_clean_canary_gives_no_trouble():
-    assert canary_trouble(CLEAN, steps=5, losses={}) == ""
-    assert canary_trouble(msgspec.structs.replace(CLEAN, steps_kept=0), steps=5, losses={}) == ""
+    assert canary_trouble(CLEAN, steps=5) == ""
+    assert canary_trouble(msgspec.structs.replace(CLEAN, steps_kept=0), steps=5) == ""
 
 
 @pytest.mark.parametrize(
-    ("fields", "losses", "says"),
+    ("fields", "says"),
     [
-        ({"exit_code": 3, "why": "rank 0 failed"}, {}, "ended with 3: rank 0 failed"),
-        ({}, {"m0.log:4": "nan"}, "the loss is nan in m0.log:4"),
-        ({"findings": (FindingReport("compute_slow", (1,), 2, ()),)}, {}, "1 findings, the first compute_slow, rank 1"),
-        ({"incidents": (IncidentReport("crash", 0, "n", 0.0, *[None] * 11, 0, 0, 1, ""),)}, {}, "1 ranks were lost"),
-        ({"steps_kept": 3, "why": "stopped"}, {}, "3 of 5 steps: stopped"),
+        ({"exit_code": 3, "why": "rank 0 failed"}, "ended with 3: rank 0 failed"),
+        ({"findings": (FindingReport("compute_slow", (1,), 2, ()),)}, "1 findings, the first compute_slow, rank 1"),
+        ({"incidents": (IncidentReport("crash", 0, "n", 0.0, *[None] * 11, 0, 0, 1, ""),)}, "1 ranks were lost"),
+        ({"steps_kept": 3, "why": "stopped"}, "3 of 5 steps: stopped"),
     ],
 )
-def test_what_keeps_a_job_from_being_widened(fields, losses, says):
-    assert says in canary_trouble(msgspec.structs.replace(CLEAN, **fields), steps=5, losses=losses)
+def test_what_keeps_a_job_from_being_widened(fields, says):
+    assert says in canary_trouble(msgspec.structs.replace(CLEAN, **fields), steps=5)
 
 
-def test_its_report_and_its_logs_are_read(tmp_path: Path):
+@pytest.mark.parametrize("kind", sorted(QUIET))
+def test_findings_that_are_no_alarm_keep_nothing(kind):
+    found = msgspec.structs.replace(CLEAN, findings=(FindingReport(kind, (1,), 2, ()),))
+    assert canary_trouble(found, steps=5) == ""
+
+
+def test_a_loss_that_is_no_finite_number_ends_the_canary():
+    spec = JobSpec(job="j-canary-5", world=1, nnodes=1, keepstep_version="1", secret=b"s", max_restarts=0)
+    state = new_job(spec, 1)
+    for fact in (AgentHello("n1", 1, 0, "1"), CanaryLoss("m0", 0, "nan", "m0.log")):
+        state = decide(state, Event("n1", "", fact), now=1.0).state
+    assert (state.phase, state.exit_code, state.exit_why) == ("ending", 1, "the loss is nan in m0.log on n1")
+
+
+def test_its_report_is_read(tmp_path: Path):
     told = []
+    bad = msgspec.structs.replace(CLEAN, exit_code=1, why="the loss is nan in m0.log on n1")
 
     def lead(small: JobPlan, folder: Path) -> int:
         told.append((small.world, folder))
-        (folder / "logs").mkdir(parents=True)
-        (folder / "report.json").write_bytes(msgspec.json.encode(CLEAN))
-        (folder / "logs" / "m0.log").write_text("step 1 loss 0.5\n" + "step 2 loss nan\n" * (len(told) - 1))
-        return 0
+        folder.mkdir(parents=True)
+        report = bad if folder.parent.name == "bad" else CLEAN
+        (folder / "report.json").write_bytes(msgspec.json.encode(report))
+        return report.exit_code
 
     run_canary(PLAN, Canary(2, 5), path=tmp_path / "good", lead=lead)
-    with pytest.raises(CanaryFailed, match="the loss is nan in m0.log:2"):
+    with pytest.raises(CanaryFailed, match=r"the loss is nan in m0\.log"):
         run_canary(PLAN, Canary(2, 5), path=tmp_path / "bad", lead=lead)
     assert told == [(2, tmp_path / "good" / "canary"), (2, tmp_path / "bad" / "canary")]
     with pytest.raises(CanaryFailed, match="ended with 1"):

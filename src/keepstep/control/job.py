@@ -43,6 +43,7 @@ from keepstep.control.roster import NodeSpec, Status
 from keepstep.control.starting import assigned_slots, start_attempt
 from keepstep.control.turn import Turn
 from keepstep.control.warming import on_recording_kept, on_role_seen, on_warmed_up, order_warm_up
+from keepstep.records.canary import CanaryLoss
 from keepstep.records.domain_messages import NodeDomains, NodeLost, StateKept
 from keepstep.records.messages import (
     AgentHello,
@@ -173,6 +174,12 @@ def _on_stop(turn: Turn, event: Event) -> None:
     end_job(turn, event.fact.code, why=event.fact.why)
 
 
+def _on_canary_loss(turn: Turn, event: Event) -> None:
+    fact = event.fact
+    assert isinstance(fact, CanaryLoss)
+    end_job(turn, 1, why=f"the loss is {fact.loss} in {fact.log} on {event.source_node}")
+
+
 # Facts that are not here tell the controller nothing: a process that started counts from its `Hello` on.
 _HANDLERS: dict[type, Callable[[Turn, Event], None]] = {
     AgentHello: _on_agent,
@@ -200,6 +207,7 @@ _HANDLERS: dict[type, Callable[[Turn, Event], None]] = {
     MemberSlow: on_slow,
     PeerLostReport: on_peer_lost,
     StartFailed: on_start_failed,
+    CanaryLoss: _on_canary_loss,
     Tick: on_tick,
     MoveRequest: on_move_request,
     MovePrepared: on_move_prepared,

@@ -1,33 +1,18 @@
-"""Whether a canary came to a clean end: what its report and its output say."""
+"""Whether a canary came to a clean end: what its report says."""
 
 from __future__ import annotations
 
-import re
-
 from keepstep.fleet.report import RunReport
+from keepstep.records.finding import QUIET
 
-__all__ = ["bad_loss", "canary_trouble"]
-
-_BAD_LOSS = re.compile(r"\bloss\b[\s=:]+([-+]?(?:nan|inf(?:inity)?))\b", re.IGNORECASE)
-
-
-def bad_loss(line: str) -> str:
-    """The loss in a printed line if it is no finite number, else nothing."""
-    found = _BAD_LOSS.search(line[:512])
-    return found[1] if found else ""
+__all__ = ["canary_trouble"]
 
 
-def canary_trouble(report: RunReport, *, steps: int, losses: dict[str, str]) -> str:
-    """Why the job must not get all its ranks; empty if nothing speaks against it.
-
-    `steps` is how many it was to make, `losses` holds losses that are no finite numbers, by where they were printed.
-    """
+def canary_trouble(report: RunReport, *, steps: int) -> str:
+    """Why the job must not get all its ranks; empty if nothing speaks against it. It was to make `steps`."""
     if report.exit_code != 0:
         return f"it ended with {report.exit_code}: {report.why}"
-    if losses:
-        where, loss = next(iter(losses.items()))
-        return f"the loss is {loss} in {where}"
-    found = [finding for finding in report.findings if finding.kind != "healthy"]
+    found = [finding for finding in report.findings if finding.kind not in QUIET]
     if found:
         ranks = f", rank {found[0].ranks[0]}" if found[0].ranks else ""
         return f"{len(found)} findings, the first {found[0].kind}{ranks}"

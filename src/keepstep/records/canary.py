@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["canary_name", "canary_steps", "name_without_canary"]
+import msgspec
+
+__all__ = ["CanaryLoss", "canary_name", "canary_steps", "name_without_canary"]
 
 _NAME = re.compile(r"^(?P<job>.*)-canary-(?P<steps>[1-9][0-9]{0,8})$", re.DOTALL)
 
@@ -24,3 +26,12 @@ def name_without_canary(name: str) -> str:
     """The name of the job that a canary belongs to; any other name as it is."""
     found = _NAME.match(name)
     return found["job"] if found else name
+
+
+class CanaryLoss(msgspec.Struct, frozen=True, tag=True, tag_field="kind"):
+    """An agent saw that a member of a canary printed a `loss` that is no finite number; the line is in its `log`."""
+
+    member: str
+    rank: int
+    loss: str
+    log: str

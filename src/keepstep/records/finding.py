@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from keepstep.records.identity import Record
 
-__all__ = ["FINDING_KINDS", "LAYERS", "Finding", "FindingKind", "Layer", "Suspect"]
+__all__ = ["FINDING_KINDS", "LAYERS", "QUIET", "Finding", "FindingKind", "Layer", "Suspect"]
 
 FindingKind = Literal[
     "noncommunication_hang",
@@ -40,6 +40,8 @@ Layer = Literal[
 ]
 FINDING_KINDS: tuple[FindingKind, ...] = get_args(FindingKind)
 LAYERS: tuple[Layer, ...] = get_args(Layer)
+QUIET: frozenset[str] = frozenset({"healthy", "imbalance", "undetermined"})
+"""Kinds that are no alarm: they go into the journal and the log only."""
 
 
 class Suspect(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

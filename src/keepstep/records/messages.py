@@ -11,6 +11,7 @@ import msgspec
 
 from keepstep.errors import RecordError
 from keepstep.records.address import Address
+from keepstep.records.canary import CanaryLoss
 from keepstep.records.domain_messages import NodeFact, StateFact
 from keepstep.records.enlist_messages import Assignment, Enlist
 from keepstep.records.mirror_messages import MirrorFact, MirrorOrder
@@ -439,7 +440,7 @@ MemberFact = (
     | StateFact
     | SandboxFact
 )
-_AgentFact = AgentHello | Enlist | MemberStarted | MemberExited | MemberStopped | StartFailed | PathsProbed
+_AgentFact = AgentHello | Enlist | MemberStarted | MemberExited | MemberStopped | StartFailed | PathsProbed | CanaryLoss
 Fact = MemberFact | _AgentFact | NodeFact | WatchFact
 Order = (
     Welcome

@@ -8,11 +8,13 @@ import os
 import secrets
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from keepstep.errors import EnvironmentProblem, RecordError
+from keepstep.records.canary import CanaryLoss, canary_steps
 from keepstep.records.messages import (
     BatchSeen,
     Drill,
@@ -36,7 +38,7 @@ from keepstep.service.clock import Clock
 from keepstep.service.drill_watch import DrillWatch, drilled_command, drilled_fact
 from keepstep.service.environment import training_environment
 from keepstep.service.flight_dumps import DUMPS_FOLDER, dump_environment
-from keepstep.service.member_process import MemberProcess
+from keepstep.service.member_process import MemberProcess, bad_loss
 from keepstep.service.member_watch import MemberWatch
 from keepstep.service.output import Console
 from keepstep.service.path_prober import PathProber
@@ -86,6 +88,7 @@ class Agent:
         """`upward(member, fact)` takes facts to the controller; member is empty when the agent itself speaks."""
         self.members: dict[str, MemberProcess] = {}
         self._plan = plan
+        self._canary = canary_steps(plan.job) > 0
         self._upward = upward
         self._settings = settings
         self._clock = clock
@@ -177,7 +180,8 @@ class Agent:
         self._last_steps.pop(order.rank, None)
         if self._warden is not None:
             self._warden.add(process.pid)
-        member.capture(self._plan.directory / "logs", self._console)
+        look = partial(self._look_at_loss, member) if self._canary else None
+        member.capture(self._plan.directory / "logs", self._console, on_line=look)
         process.watch(lambda: self._on_exit(member))
         self._upward("", MemberStarted(order.member, order.rank, self._plan.node, process.pid))
         if order.drill:
@@ -224,12 +228,20 @@ class Agent:
             order = msgspec.structs.replace(order, directory=str(self._plan.directory.resolve() / RECORDINGS_FOLDER))
         member.tell(order)
 
+    def _look_at_loss(self, member: MemberProcess, line: bytes) -> None:
+        """In a canary: tell the first loss that is no finite number."""
+        if not member.bad_loss and (loss := bad_loss(line)):
+            member.bad_loss = loss
+            self._upward(member.name, CanaryLoss(member.name, member.rank, loss, f"{member.name}.log"))
+
     def _on_exit(self, member: MemberProcess) -> None:
         del self.members[member.name]
         self._note_step(member, self._last_steps)
         rings = {m.name: m.ring for m in (*self.members.values(), member)}
         private, onset = self._archive.last_words(member.name, rings)
         process = member.process
+        if self._canary:  # what it printed last is told before its end
+            member.drain()
         if self._warden is not None:
             self._warden.remove(process.pid)
         fact = MemberExited(

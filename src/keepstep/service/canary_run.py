@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from keepstep.errors import KeepstepError, UsageError
-from keepstep.fleet.canary_verdict import bad_loss, canary_trouble
+from keepstep.fleet.canary_verdict import canary_trouble
 from keepstep.fleet.report import RunReport
 from keepstep.records.canary import canary_name, canary_steps
 from keepstep.service.job_host import JobPlan
@@ -18,7 +18,6 @@ from keepstep.service.run_directory import CANARY_FOLDER, REPORT_FILE, RunDirect
 __all__ = ["Canary", "CanaryFailed", "canary_plan", "not_a_canary", "run_canary"]
 
 _MAX_REPORT_BYTES = 64 * 1024 * 1024
-_MAX_LOG_BYTES = 64 * 1024 * 1024
 
 
 class Canary(msgspec.Struct, frozen=True):
@@ -74,9 +73,7 @@ def run_canary(plan: JobPlan, canary: Canary, *, path: Path, lead: Callable[[Job
     folder = path / CANARY_FOLDER
     code = lead(small, folder)
     report = _report_of(folder)
-    why = f"it ended with {code}" if report is None else canary_trouble(
-        report, steps=canary.steps, losses=_bad_losses(folder)
-    )  # fmt: skip
+    why = f"it ended with {code}" if report is None else canary_trouble(report, steps=canary.steps)
     if code and not why:
         why = f"it ended with {code}"
     if why:
@@ -93,15 +90,3 @@ def _report_of(folder: Path) -> RunReport | None:
             return msgspec.json.decode(file.read(_MAX_REPORT_BYTES), type=RunReport)
     except (OSError, msgspec.MsgspecError):
         return None
-
-
-def _bad_losses(folder: Path) -> dict[str, str]:
-    """Losses that are no finite numbers, by log file and line."""
-    found = {}
-    for log in sorted((folder / "logs").glob("*.log")):
-        with open(log, "rb") as file:
-            for number, line in enumerate(file.read(_MAX_LOG_BYTES).splitlines(), 1):
-                if loss := bad_loss(line.decode(errors="replace")):
-                    found[f"{log.name}:{number}"] = loss
-                    break
-    return found

@@ -9,17 +9,15 @@ import msgspec
 
 from keepstep.control.job_state import JobState
 from keepstep.records.events import Finding
-from keepstep.records.finding import Layer
+from keepstep.records.finding import QUIET, Layer
 from keepstep.records.finding_words import one_line
 from keepstep.service.analysis_wire import Standing
 from keepstep.service.bundles import BUNDLES_FOLDER, Bundles
 from keepstep.service.clock import Clock
 from keepstep.service.keeper import Keeper
 
-__all__ = ["QUIET", "FindingBook"]
+__all__ = ["FindingBook"]
 
-QUIET = frozenset({"healthy", "imbalance", "undetermined"})
-"""Kinds that are no alarm: they go into the journal and the log only."""
 _MOST_FINDINGS = 10_000
 _SHOWN = 3
 _log = logging.getLogger(__name__)

@@ -15,6 +15,7 @@ from keepstep.diagnosis.called import disagreements
 from keepstep.diagnosis.replicas import ReplicaCheck
 from keepstep.records.domain_messages import NodeLost, StateTaken
 from keepstep.records.events import Finding
+from keepstep.records.finding import QUIET
 from keepstep.records.finding_words import ranks_of
 from keepstep.records.messages import Checkpoints, Fact, MemberExited, MemberStopped, ScriptFailed, StateDigest
 from keepstep.records.watch_messages import (
@@ -38,7 +39,7 @@ from keepstep.service.bundles import Bundles, Retention
 from keepstep.service.clock import Clock
 from keepstep.service.common_faults import CommonFaults
 from keepstep.service.controller import JobShell
-from keepstep.service.finding_book import QUIET, FindingBook
+from keepstep.service.finding_book import FindingBook
 from keepstep.service.hang_desk import HangDesk
 from keepstep.service.keeper import Keeper
 from keepstep.service.loss_findings import corrupt_checkpoint, ended_by_signal, node_gone, slow_source, stands_still

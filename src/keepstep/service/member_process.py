@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -15,9 +16,10 @@ from keepstep.service.processes import ChildProcess, frozen
 from keepstep.service.ring_memory import RingMemory
 from keepstep.store.wire_server import AgentWire
 
-__all__ = ["MemberProcess", "loss_in"]
+__all__ = ["MemberProcess", "bad_loss", "loss_in"]
 
 _LOSS = re.compile(rb"\bloss\b[\s=:]+(-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)", re.IGNORECASE)
+_BAD_LOSS = re.compile(rb"\bloss\b[\s=:]+([-+]?(?:nan|inf(?:inity)?))\b", re.IGNORECASE)
 
 
 def loss_in(line: bytes) -> float | None:
@@ -26,9 +28,15 @@ def loss_in(line: bytes) -> float | None:
     return float(found.group(1)) if found else None
 
 
+def bad_loss(line: bytes) -> str:
+    """The loss in a printed line if it is no finite number; empty if there is none, or a finite one."""
+    found = _BAD_LOSS.search(line[:512])
+    return found[1].decode() if found else ""
+
+
 class MemberProcess:
     """State of one process. `protected` is true once it said Hello; `rank` is -1 while it holds none, `role` the one it
-    is to hold; `drill` is the fault it was started with."""
+    is to hold; `drill` is the fault it was started with; `bad_loss` a loss it printed that is no finite number."""
 
     def __init__(self, name: str, rank: int, *, process: ChildProcess, ring: RingMemory) -> None:
         """Wraps a process that has just been started."""
@@ -43,13 +51,14 @@ class MemberProcess:
         self.drill = ""
         self.loss: float | None = None
         self.batch = ""
+        self.bad_loss = ""
         self._frozen_since: float | None = None
         self._frozen_reported = False
         self._readers: list[PipeReader] = []
         self._log: LogFile | None = None
 
-    def capture(self, logs: Path, console: Console) -> None:
-        """Keep what the process prints in `logs` and echo it with the rank in front."""
+    def capture(self, logs: Path, console: Console, *, on_line: Callable[[bytes], None] | None = None) -> None:
+        """Keep what the process prints in `logs` and echo it with the rank in front. `on_line` sees every line, too."""
 
         def trouble(text: str) -> None:
             console.say(f"keepstep: {text} -> its output is shown here only; free space", error=True)
@@ -59,6 +68,8 @@ class MemberProcess:
         def echo(line: bytes, *, error: bool) -> None:
             label = f"rank {self.rank}" if self.rank >= 0 else "standby"
             self.loss = self.loss if (loss := loss_in(line)) is None else loss
+            if on_line is not None:
+                on_line(line)
             console.say(f"[{label}] {line.decode(errors='replace')}", error=error)
 
         for pipe, error in ((self.process.stdout, False), (self.process.stderr, True)):
