@@ -117,10 +117,10 @@ def test_ports_are_told_apart_by_waiting_where_raw_sockets_are_not_allowed(fabri
         groups = by_path(survey(fabric, python, "round_trip", "41000-41015"))
         told = {port: group for group, ports in groups.items() for port in ports}
         right = sum((truth[a] == truth[b]) == (told.get(a) == told.get(b)) for a, b in pairs)
-        if right >= 0.9 * len(pairs):
-            return
         tries.append((right, dict(groups)))
-    raise AssertionError((truth, tries))
+        if right >= 0.9 * len(pairs):
+            break
+    assert right >= 0.9 * len(pairs), (truth, tries)
 
 
 @pytest.mark.parametrize("where", ["nobody", "nowhere"])
