@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import atexit
+import gc
+import io
 import logging
+import multiprocessing.util
 import os
 import random
 import shutil
 import sys
 import tempfile
+import threading
 import warnings
 from pathlib import Path
 
+import pytest
 import torch
+from torch._inductor.runtime.cache_dir_utils import cache_dir, default_cache_dir
 
-from keepstep.training.held_back import HeldBack
+from keepstep.training.held_back import HeldBack, own_streams, silence
 from keepstep.training.process_state import ProcessState
 from keepstep.training.script import Script
 
@@ -46,11 +52,13 @@ def test_files_written_in_a_rehearsal_are_read_back_there_and_gone_afterwards(tm
 def test_nothing_is_removed(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "x").write_text("x")
+    (tmp_path / "folder" / "y").write_text("y")
     with HeldBack():
+        os.truncate(tmp_path / "folder" / "y", 0)
         os.remove(tmp_path / "folder" / "x")
-        shutil.rmtree(tmp_path / "folder", ignore_errors=True)
-        os.truncate(tmp_path / "folder" / "x", 0)
-    assert files(tmp_path) == {"folder/x": "x"}
+        assert not (tmp_path / "folder" / "x").exists()
+        shutil.rmtree(tmp_path / "folder")
+    assert files(tmp_path) == {"folder/x": "x", "folder/y": "y"}
 
 
 def test_what_a_compiler_puts_down_for_a_moment_is_removed() -> None:
@@ -58,6 +66,69 @@ def test_what_a_compiler_puts_down_for_a_moment_is_removed() -> None:
     with HeldBack(), tempfile.TemporaryDirectory() as name:
         Path(name, "x").write_text("x")
     assert not Path(name).exists()
+
+
+def test_temporary_files_of_the_world_are_kept_from_a_rehearsal() -> None:
+    """`--out $(mktemp -d)`, or shared memory: a real rank writes there too."""
+    for place in (None, "/dev/shm"):
+        with tempfile.TemporaryDirectory(dir=place) as name:
+            log = Path(name, "rank3.log")
+            log.write_text("of the live rank")
+            with HeldBack():
+                log.write_text("of the rehearsal")
+                torch.save({}, Path(name, "rank3.pt"))
+                shutil.rmtree(Path(name))
+            assert files(Path(name)) == {"rank3.log": "of the live rank"}
+
+
+def test_caches_of_compilers_are_written_and_no_other_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    own = [Path(default_cache_dir()), tmp_path / "triton", tmp_path / "home" / ".triton"]
+    assert own[0].parent == tmp_path
+    (tmp_path / "home" / ".cache").mkdir(parents=True)
+    with HeldBack():
+        for one in own:
+            (one / "locks").mkdir(parents=True)
+            (one / "locks" / "x").write_text("x")
+        (tmp_path / "home" / ".cache" / "y").write_text("y")
+        assert cache_dir() == str(own[0])
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "said"))
+        (tmp_path / "said").mkdir()
+    assert all((one / "locks" / "x").exists() for one in own) and (tmp_path / "said").exists()
+    assert list((tmp_path / "home" / ".cache").iterdir()) == []
+
+
+def test_temporary_files_work_however_a_script_asks_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    before = tempfile.gettempdir(), os.environ.get("TMPDIR")
+    with HeldBack():
+        inside = tempfile.gettempdir()
+        tempfile.tempdir = None
+        assert tempfile.gettempdir() == inside == os.environ["TMPDIR"]
+        assert inside not in multiprocessing.util.get_temp_dir(), "which a process keeps for good"
+        with tempfile.NamedTemporaryFile(dir=inside) as file:
+            file.write(b"x")
+    assert (tempfile.gettempdir(), os.environ.get("TMPDIR")) == before and not os.path.exists(inside)
+    assert os.path.isdir(multiprocessing.util.get_temp_dir())
+
+
+def test_streams_and_hooks_that_a_script_sets_do_not_last(capfd: pytest.CaptureFixture[str]) -> None:
+    state = ProcessState()
+    before = sys.stdout, sys.stderr, sys.excepthook, threading.excepthook
+    with silence(), own_streams():
+        sys.stdout = io.TextIOWrapper(sys.stdout.buffer, encoding="utf-8")
+        sys.stdout.write("dropped\n")
+        sys.stderr.close()
+        sys.excepthook = threading.excepthook = lambda *_: None
+    gc.collect()
+    state.restore()
+    assert (sys.stdout, sys.stderr, sys.excepthook, threading.excepthook) == before
+    sys.stdout.write("heard\n"), sys.stderr.write("too\n")
+    sys.stdout.flush(), sys.stderr.flush()
+    assert capfd.readouterr() == ("heard\n", "too\n")
 
 
 def test_the_process_is_as_it_was(tmp_path: Path) -> None:

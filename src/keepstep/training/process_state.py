@@ -1,4 +1,4 @@
-"""The state of a process beside its objects: random numbers, torch's switches, environment, log handlers, hooks.
+"""The state of a process beside its objects: random numbers, torch's switches, environment, streams, handlers, hooks.
 
 Taken before a rehearsal and put back after it, together with what torch.distributed keeps by rank.
 """
@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 import warnings
 from typing import Any
 
@@ -24,6 +25,7 @@ from keepstep.training.sharding import forget_meshes
 __all__ = ["ProcessState", "forget_ranks", "uses_meshes"]
 
 _HOOK_OWNERS = (("torch.nn.modules.module", "_global_"), ("torch.optim.optimizer", "_global_optimizer_"))
+_OF_INTERPRETER = ("stdin", "stdout", "stderr", "excepthook", "unraisablehook", "displayhook", "breakpointhook")
 
 
 class ProcessState:
@@ -40,6 +42,8 @@ class ProcessState:
         self._hooks = {key: dict(hooks) for key, hooks in _hooks().items()}
         self._filters = list(warnings.filters)
         self._collecting = gc.isenabled()
+        self._interpreter = {name: getattr(sys, name) for name in _OF_INTERPRETER}
+        self._thread_errors = threading.excepthook
 
     def restore(self) -> None:
         """Put everything back."""
@@ -57,6 +61,9 @@ class ProcessState:
         for key, hooks in _hooks().items():
             hooks.clear()
             hooks.update(self._hooks.get(key, {}))
+        for name, value in self._interpreter.items():
+            setattr(sys, name, value)
+        threading.excepthook = self._thread_errors
         warnings.filters[:] = self._filters  # type: ignore[index]
         (gc.enable if self._collecting else gc.disable)()
         restore_rng(self._rng)

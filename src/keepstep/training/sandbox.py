@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -19,8 +19,9 @@ from keepstep.records.sandbox_messages import RoleKind
 from keepstep.training.collectives import KeepstepGroup
 from keepstep.training.fabric import Fabric, Mode
 from keepstep.training.hearing import HEARING
-from keepstep.training.held_back import HeldBack, silence
+from keepstep.training.held_back import HeldBack, own_streams, silence
 from keepstep.training.replay import Replay, objects_are_none
+from keepstep.training.script_threads import ScriptThreads
 from keepstep.training.step import Step
 from keepstep.training.tape import RECORDED_STEPS
 
@@ -73,19 +74,33 @@ class Sandbox:
         self.finished = False
         self._wanted = wanted
         self._held = contextlib.ExitStack()
+        self._threads = ScriptThreads()
+        self._files = HeldBack()
+        self._errors = -1
         self._closed = threading.Event()
 
     def open(self) -> None:
         """From here on nothing of this process is seen outside."""
+        self._errors = os.dup(2)
+        self._held.callback(os.close, self._errors)
         threading.Thread(target=self._watch, args=(os.dup(2),), name="keepstep-rehearsal", daemon=True).start()
         HEARING.replay = self.replay
         self._held.enter_context(silence())
-        self._held.enter_context(HeldBack())
+        self._held.enter_context(own_streams())
+        self._held.enter_context(self._files)
         self._held.enter_context(objects_are_none(self.replay, applies=lambda: True))
         self._held.enter_context(self._asking())
+        self._held.enter_context(self._threads)
 
     def close(self) -> None:
-        """The rehearsal is over: files and output are the process's own again."""
+        """The rehearsal is over: files and output are the process's own again.
+
+        Ends the process where threads of the script are still at work: what they write would go into the world.
+        """
+        if left := self._threads.wait(_PATIENCE_TICKS):
+            self._make_room(
+                f"threads of the script go on after the rehearsal of this standby ({', '.join(left)})", self._errors
+            )
         self._closed.set()
         HEARING.replay = None
         self._held.close()
@@ -119,9 +134,14 @@ class Sandbox:
         while not self._closed.wait(_TICK_S) and ticks < _PATIENCE_TICKS:
             ticks = ticks + 1 if self._wanted() else 0
         if not self._closed.is_set():
-            os.write(errors, b"keepstep: this standby is needed, but its rehearsal does not end: it makes room\n")
-            os._exit(_EXIT_STUCK)
+            self._make_room("this standby is needed, but its rehearsal does not end", errors)
         os.close(errors)
+
+    def _make_room(self, why: str, errors: int) -> NoReturn:
+        """End the process, and say so on the descriptor `errors`."""
+        os.write(errors, f"keepstep: {why}: it makes room\n".encode())
+        self._files.discard()
+        os._exit(_EXIT_STUCK)
 
     @contextlib.contextmanager
     def _asking(self) -> Iterator[None]:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-import sysconfig
 import threading
-from pathlib import Path
 from types import CodeType, FrameType
 
-import torch
-
 from keepstep.records.trial import SiteSeen, TrialRecord, encode_record
+from keepstep.training.script_frames import above_library, of_script, script_frame
 
 __all__ = ["MOST_RECORDS", "TrialNotes"]
 
@@ -19,19 +16,6 @@ MOST_RECORDS = 200_000
 """A trial keeps so many records; what comes after them is not looked at."""
 
 _write = os.write  # as it was before any script could change it
-_LIBRARY = ("<", str(Path(os.__file__).parent) + os.sep)
-_OTHERS = tuple(
-    str(Path(path).resolve()) + os.sep
-    for path in {
-        str(Path(torch.__file__).parent),
-        str(Path(__file__).parents[1]),
-        *(
-            path
-            for path in (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-            if path
-        ),
-    }
-)
 
 
 class TrialNotes:
@@ -46,7 +30,6 @@ class TrialNotes:
         self._lock = threading.Lock()
         self._sites: dict[tuple[CodeType, int], int] = {}
         self._places: list[str] = []
-        self._own: dict[CodeType, bool] = {}
         self._main = threading.main_thread().ident
 
     def keep(self, record: TrialRecord) -> None:
@@ -66,23 +49,21 @@ class TrialNotes:
     def site(self, frame: FrameType | None = None) -> int:
         """The number of the innermost line of the script above the caller, -1 if there is none. In a thread that runs
         nothing of the script (autograd's) it is the line the main thread stands at."""
-        found = self._above(frame or sys._getframe(1))
+        found = script_frame(frame or sys._getframe(1))
         if found is None and self._main is not None and threading.get_ident() != self._main:
-            found = self._above(sys._current_frames().get(self._main))
+            found = script_frame(sys._current_frames().get(self._main))
         if found is None:
             return -1
         return self._number(found.f_code, found.f_lineno)
 
     def at(self, frame: FrameType, line: int) -> int:
         """The number of `line` in `frame`, -1 where that is not the script's."""
-        return self._number(frame.f_code, line) if self._of_script(frame.f_code) else -1
+        return self._number(frame.f_code, line) if of_script(frame.f_code) else -1
 
     def direct(self) -> int:
         """As `site`, but -1 if something else than Python's own library stands between that line and the caller."""
-        frame: FrameType | None = sys._getframe(2)
-        while frame is not None and _absolute(frame.f_code).startswith(_LIBRARY):
-            frame = frame.f_back
-        return self.site(frame) if frame is not None and self._of_script(frame.f_code) else -1
+        frame = above_library(sys._getframe(2))
+        return self.site(frame) if frame is not None and of_script(frame.f_code) else -1
 
     def place(self, number: int) -> str:
         """`file:line` of a site; empty for -1."""
@@ -91,22 +72,11 @@ class TrialNotes:
     def inside(self, word: str) -> bool:
         """Whether a function of torch with `word` in its name called the caller."""
         frame: FrameType | None = sys._getframe(1)
-        while frame is not None and not self._of_script(frame.f_code):
+        while frame is not None and not of_script(frame.f_code):
             if word in frame.f_code.co_name:
                 return True
             frame = frame.f_back
         return False
-
-    def _above(self, frame: FrameType | None) -> FrameType | None:
-        while frame is not None and not self._of_script(frame.f_code):
-            frame = frame.f_back
-        return frame
-
-    def _of_script(self, code: CodeType) -> bool:
-        known = self._own.get(code)
-        if known is None:
-            known = self._own[code] = not _absolute(code).startswith(("<", *_OTHERS))
-        return known
 
     def _number(self, code: CodeType, line: int) -> int:
         key = (code, line)
@@ -119,11 +89,6 @@ class TrialNotes:
             self._places.append(f"{file}:{line}")
         self.keep_always(SiteSeen(number, file, line, code.co_name))
         return number
-
-
-def _absolute(code: CodeType) -> str:
-    name = code.co_filename
-    return name if name.startswith("<") else os.path.abspath(name)
 
 
 def _shown(file: str) -> str:

@@ -8,7 +8,6 @@ import os
 import resource
 import runpy
 import sys
-import tempfile
 import traceback
 from collections import Counter
 from collections.abc import Iterator
@@ -173,11 +172,9 @@ def run_trial(plan: TrialPlan, rank: int) -> NoReturn:
 
 
 def _scratch(trial: _Trial) -> None:
-    """From now on this process writes into its scratch directory, temporary files too; each path is noted once."""
+    """From now on this process writes into its scratch directory; each path is noted once."""
     directory = Path(trial.plan.directory) / f"files-{trial.rank}"
-    temporary = directory / "tmp"
-    temporary.mkdir(parents=True, exist_ok=True)
-    tempfile.tempdir = os.environ["TMPDIR"] = str(temporary)
+    directory.mkdir(parents=True, exist_ok=True)
     told: set[tuple[str, str]] = set()
 
     def tell(what: str, path: str) -> None:
