@@ -95,7 +95,9 @@ def test_compiled_code_is_hot_after_the_join_and_nothing_else_is_left(tmp_path: 
     assert [step["groups"] for step in joined] == [even.steps(1)[0]["groups"]] * len(joined), "names of groups"
     assert {step["made"] for step in joined} == {even.steps(1)[0]["made"]}, "attributes of the script's classes"
     logged = (lossy.job.out / "log-1.txt").read_text().splitlines()
-    assert [line.rsplit(" ", 1)[1] for line in logged] == ["0", "1", "2", "3", "4", "5", "6", "7"]
+    told, steps = [[line for line in logged if word in line] for word in (":keepstep:", ":root:")]
+    assert [line.rsplit(" ", 1)[1] for line in steps] == ["0", "1", "2", "3", "4", "5", "6", "7"]
+    assert len(told) == 1 and "broadcast_object_list at " in told[0] and told[0].count("rehearsed.py:") == 1, told
 
 
 def test_a_script_that_fails_in_its_rehearsal_is_told_and_the_standby_joins_all_the_same(tmp_path: Path) -> None:

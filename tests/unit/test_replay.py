@@ -75,3 +75,47 @@ def test_objects_of_others_are_none_and_nothing_of_them_is_read() -> None:
         assert c10d._tensor_to_object(payload, int(size), None) is None
         assert c10d._tensor_to_object(payload[:0], 0, None) is None
     assert c10d._tensor_to_object(payload, int(size), None) == {"own": 1}
+
+
+def test_what_one_rank_got_is_not_told_to_another_while_it_is_set_up() -> None:
+    """Its values would stay. In the step behind, which is overwritten, their sizes are worth having."""
+    calls = [
+        taped(Op.SCATTER, torch.tensor([3])),
+        taped(Op.RECV, torch.tensor([3]), peer=0),
+        taped(Op.ALL_TO_ALL, torch.tensor([3])),
+        taped(Op.REDUCE_SCATTER, torch.tensor([3])),
+        taped(Op.ALL_REDUCE, torch.tensor([3])),
+    ]
+    replay, value = Replay(calls, own=False), torch.tensor([1])
+    assert replayed(replay, Op.SCATTER, torch.tensor([1])) == [[0]]
+    assert replayed(replay, Op.RECV, torch.tensor([1]), peer=0) == [[0]]
+    assert replayed(replay, Op.ALL_TO_ALL, torch.tensor([0]), inputs=[value]) == [[1]]
+    assert replayed(replay, Op.REDUCE_SCATTER, torch.tensor([0]), inputs=[value, torch.tensor([2])]) == [[2]]
+    assert replayed(replay, Op.ALL_REDUCE, torch.tensor([1]), inputs=[value]) == [[3]], "which all of them got"
+    assert (replay.answered, replay.guessed) == (1, 4)
+    replay.end_set_up(1)
+    assert replayed(replay, Op.SCATTER, torch.tensor([1])) == [[3]]
+    assert replayed(Replay(calls), Op.SCATTER, torch.tensor([1])) == [[3]]
+
+
+def test_guesses_of_the_set_up_are_told_once_with_their_lines(caplog: pytest.LogCaptureFixture) -> None:
+    """G-2: what it does not hold for is not silent. What torch's wrappers move is state that is taken anyway."""
+    replay = Replay([taped(Op.ALL_REDUCE, torch.tensor([3]))])
+    assert replayed(replay, Op.ALL_REDUCE, torch.tensor([1]), inputs=[torch.tensor([1])]) == [[3]]
+    asked = Call(op=Op.BROADCAST, element=Element.INT64, outputs=[Prepared([]).write(value := torch.tensor([1]))])
+    asks = compile("replay.answer(asked, group='0', rank=1)", torch.nn.parallel.distributed.__file__, "exec")
+    exec(asks, {"replay": replay, "asked": asked})
+    assert value.tolist() == [1] and replay.guessed == 1
+    replay.answer(Call(op=Op.GATHER), group="0", rank=1)
+    replay.end_set_up(3)
+    assert not caplog.records
+    replay = Replay()
+    for _ in range(2):
+        replayed(replay, Op.ALL_REDUCE, torch.tensor([1]), inputs=[torch.tensor([1])])
+    assert replay.guesses is not None and len(replay.guesses.calls) == 1
+    replay.end_set_up(3), replay.end_set_up(3)
+    (record,) = caplog.records
+    text = record.getMessage()
+    assert "rank 3" in text and "all_reduce at " in text and text.count("test_replay.py:") == 1
+    replayed(replay, Op.ALL_REDUCE, torch.tensor([1]), inputs=[torch.tensor([1])])
+    assert replay.guesses is None

@@ -148,7 +148,7 @@ class Rehearsals:
         kinds = () if self._order is None else self._order.kinds
         name = next((kind.name for kind in kinds if rank in kind.ranks), "")
         recording = self._recordings.get(name)
-        return Replay(() if recording is None else recording.calls)
+        return Replay() if recording is None else Replay(recording.calls, own=recording.rank == rank)
 
     def prepare(self, rank: int) -> None:
         """This process is `rank` from now on: code that was compiled for another rank alone is forgotten."""

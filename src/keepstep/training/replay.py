@@ -16,6 +16,7 @@ import torch
 import torch.distributed.distributed_c10d as c10d
 
 from keepstep.records.step_recording import RecordedCall
+from keepstep.training.guesses import Guesses
 from keepstep.training.local_answers import answer_locally
 from keepstep.training.plane import Call, Element, Op
 
@@ -25,6 +26,7 @@ _LOOK_AHEAD = 32
 _MOST_UNSET = 256
 _MOST = 1 << 40
 _PERSONAL = (Op.RECV, Op.ALL_TO_ALL, Op.SCATTER)
+_OF_ONE_RANK = (*_PERSONAL, Op.REDUCE_SCATTER)
 _DAMAGED = (
     c10d.pickle.UnpicklingError,
     EOFError,
@@ -40,12 +42,15 @@ _DAMAGED = (
 class Replay:
     """Answers from `calls`, kind by kind in their order; when they are used up, from their beginning again.
 
-    `answered` counts calls with a recorded answer, `guessed` those without.
+    `answered` counts calls with a recorded answer, `guessed` those without. `own` is false where another rank of the
+    same kind recorded them: then what it alone got is not used, until `end_set_up`.
     """
 
-    def __init__(self, calls: Iterable[RecordedCall] = ()) -> None:
+    def __init__(self, calls: Iterable[RecordedCall] = (), *, own: bool = True) -> None:
         self.answered = 0
         self.guessed = 0
+        self.guesses: Guesses | None = Guesses()
+        self._own = own
         self._unset: deque[tuple[int, int]] = deque(maxlen=_MOST_UNSET)
         self._queues: dict[tuple[str, int, int, int, int], deque[RecordedCall]] = {}
         for call in calls:
@@ -57,15 +62,24 @@ class Replay:
         if call.op in (Op.SEND, Op.BARRIER):
             return
         recorded = self._take(call, group=group)
-        if recorded is not None and _fill(call, recorded):
+        usable = self._own or call.op not in _OF_ONE_RANK
+        if recorded is not None and usable and _fill(call, recorded):
             self.answered += 1
             return
         self.guessed += 1
+        if self.guesses is not None and any(nbytes for _, nbytes in call.outputs):
+            self.guesses.note(call.op.name.lower())
         if call.op in (Op.BROADCAST, Op.SCATTER) and call.element is Element.UINT8:
             self._unset.extend(call.outputs)
         if call.op is Op.BROADCAST and call.element is Element.INT64:
             _clamp(call)
         answer_locally(call, rank)
+
+    def end_set_up(self, rank: int) -> None:
+        """What `rank` is told from here on is overwritten by the state it takes; what it was told before is not."""
+        guesses, self.guesses, self._own = self.guesses, None, True
+        if guesses is not None:
+            guesses.tell(rank)
 
     def unset(self, address: int) -> bool:
         """Whether the bytes at `address` should have come from another member, and did not."""

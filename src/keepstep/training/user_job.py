@@ -222,6 +222,8 @@ class Job:
 
     def _rehearse(self, guard: Guard) -> Iterator[Step]:
         """A joiner's first step runs without the others, up to the agreement: it builds buckets and warms caches."""
+        if HEARING.replay is not None:
+            HEARING.replay.end_set_up(self.rank)
         with silence():
             yield from _watched(Step(guard, 0), guard)
         guard.rehearsing = False
