@@ -24,6 +24,7 @@ __all__ = [
     "Loss",
     "Milestone",
     "MirrorSearch",
+    "Seat",
     "StopRequest",
     "TakeOver",
     "Tick",
@@ -172,17 +173,28 @@ class Change(msgspec.Struct, frozen=True):
     search: MirrorSearch | None = None
 
 
+class Seat(msgspec.Struct, frozen=True):
+    """Where a rank was when it recorded: `local_rank` of `local_world` ranks of node number `node_rank`."""
+
+    local_rank: int
+    local_world: int
+    node_rank: int
+
+
 class WarmState(msgspec.Struct, frozen=True):
     """What is known for the rehearsals of standbys.
 
-    `asked` are the members told to record, `kinds` and `memory` what ranks said of themselves, `chosen` the kinds that
-    are warmed, `keepers` the members that have still to write a recording, by kind, `kept` the kinds that lie in the
-    run directory. `off`: a rehearsal ended its process, there will be no other.
+    `asked` are the members told to record, `seats` where their ranks were, `kinds` and `memory` what ranks said of
+    themselves, `devices` the kinds that compute on something else than the CPU, `chosen` the kinds that are warmed,
+    `keepers` the members that have still to write a recording, by kind, `kept` the kinds that lie in the run
+    directory. `off`: there will be no rehearsal, or no other one, as one ended its process.
     """
 
     asked: frozenset[str] = frozenset()
+    seats: dict[int, Seat] = {}
     kinds: dict[int, str] = {}
     memory: dict[int, int] = {}
+    devices: frozenset[str] = frozenset()
     chosen: tuple[RoleKind, ...] = ()
     keepers: dict[str, str] = {}
     kept: frozenset[str] = frozenset()

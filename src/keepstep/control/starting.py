@@ -14,8 +14,8 @@ def assigned_slots(nodes: tuple[NodeSpec, ...], world: int) -> bool:
     return sum(node.slots for node in nodes) == world
 
 
-def rank_environment(turn: Turn, rank: int) -> dict[str, str]:
-    """The variables torchrun sets that depend on the job's shape, for `rank` (-1: a standby, without a rank)."""
+def rank_environment(turn: Turn, rank: int, *, node: str) -> dict[str, str]:
+    """The variables torchrun sets that depend on the job's shape, for `rank` (-1: a standby on `node`, without one)."""
     state = turn.state
     first = state.nodes[0]
     port = first.ports[state.attempt % len(first.ports)] if first.ports else 29500
@@ -28,7 +28,8 @@ def rank_environment(turn: Turn, rank: int) -> dict[str, str]:
         "TORCHELASTIC_MAX_RESTARTS": str(state.spec.max_restarts),
     }
     if rank < 0:
-        return shared
+        slots = {one.name: one.slots for one in state.nodes}
+        return {**shared, "LOCAL_WORLD_SIZE": str(slots.get(node, 0) or first.slots)}
     index, local_rank = node_of_rank(state.nodes, rank)
     return {
         **shared,
@@ -78,7 +79,7 @@ def _start(turn: Turn, node: str, *, rank: int, local_rank: int, reason: str) ->
         rank=rank,
         local_rank=local_rank,
         attempt=turn.state.attempt,
-        environment=rank_environment(turn, rank),
+        environment=rank_environment(turn, rank, node=node),
     )
     turn.tell_agent(node, order, reason=reason)
     turn.because(f"{reason} as {name} on {node}")

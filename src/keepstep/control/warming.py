@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from keepstep.control.job_state import Event, WarmState
+from keepstep.control.job_state import Event, Seat, WarmState
 from keepstep.control.kinds import choose_kinds
 from keepstep.control.roster import Member, Status, live, standbys
 from keepstep.control.turn import Turn
@@ -12,6 +12,7 @@ from keepstep.records.sandbox_messages import (
     KeepRecording,
     RecordingKept,
     RecordStep,
+    RoleKind,
     RoleSeen,
     WarmedUp,
     WarmUp,
@@ -24,7 +25,7 @@ def ask_to_record(turn: Turn, members: list[Member]) -> None:
     """Before their welcome `members` are told to record their first steps; what earlier ones recorded is over."""
     if not turn.state.spec.sandbox or turn.state.warm.off or not any(node.standbys for node in turn.state.nodes):
         return
-    turn.let(warm=WarmState(asked=frozenset(member.name for member in members)))
+    turn.let(warm=WarmState(asked=frozenset(member.name for member in members), seats=_seats(members)))
     for member in members:
         turn.tell(member, RecordStep(turn.state.epoch), reason="standbys will rehearse with what its collectives give")
 
@@ -37,7 +38,8 @@ def on_role_seen(turn: Turn, event: Event) -> None:
     warm = turn.state.warm
     if member is not None and member.rank == fact.rank and not warm.chosen:
         memory = {**warm.memory, fact.rank: fact.memory_bytes}
-        _let(turn, kinds={**warm.kinds, fact.rank: fact.name}, memory=memory)
+        devices = warm.devices | ({fact.name} if fact.on_device else frozenset())
+        _let(turn, kinds={**warm.kinds, fact.rank: fact.name}, memory=memory, devices=devices)
 
 
 def on_recording_kept(turn: Turn, event: Event) -> None:
@@ -104,14 +106,30 @@ def _choose_when_all(turn: Turn) -> None:
     asked = [member for member in live(turn.state.members) if member.name in warm.asked]
     if not warm.kinds or any(member.rank not in warm.kinds for member in asked):
         return
-    kinds = {member.rank: warm.kinds[member.rank] for member in asked}
-    chosen = choose_kinds(kinds, warm.memory)
+    kinds = {m.rank: warm.kinds[m.rank] for m in asked if warm.kinds[m.rank] not in warm.devices}
+    chosen = tuple(_seated(kind, warm.seats) for kind in choose_kinds(kinds, warm.memory))
     keepers = {kind.rank: kind.name for kind in chosen}
-    _let(turn, chosen=chosen, keepers={keepers[m.rank]: m.name for m in asked if m.rank in keepers})
+    _let(turn, off=not chosen, chosen=chosen, keepers={keepers[m.rank]: m.name for m in asked if m.rank in keepers})
+    if warm.devices:
+        turn.because(f"roles of {len(warm.devices)} kinds compute on devices: they are not rehearsed")
     for member in asked:
         keep = member.rank in keepers
         why = "its recording stands for its kind of role" if keep else "another rank's recording stands for its kind"
         turn.tell(member, KeepRecording(turn.state.epoch, keep), reason=why)
+
+
+def _seats(members: list[Member]) -> dict[int, Seat]:
+    """As torchrun's variables say it to `members`, which are all ranks in order."""
+    nodes = [member.node for member in members]
+    numbers = {node: number for number, node in enumerate(dict.fromkeys(nodes))}
+    return {m.rank: Seat(m.local_rank, nodes.count(m.node), numbers[m.node]) for m in members}
+
+
+def _seated(kind: RoleKind, seats: dict[int, Seat]) -> RoleKind:
+    seat = seats.get(kind.rank, Seat(0, 1, 0))
+    return msgspec.structs.replace(
+        kind, local_rank=seat.local_rank, local_world=seat.local_world, node_rank=seat.node_rank
+    )
 
 
 def warmth(turn: Turn, standby: Member, *, rank: int) -> int:

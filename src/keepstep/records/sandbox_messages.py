@@ -27,23 +27,31 @@ MOST_KINDS = 3
 class RoleKind(msgspec.Struct, frozen=True):
     """A kind by its `name` (hex), the `ranks` that are of it, and the one of them whose recording stands for all.
 
-    `memory_bytes` is what that rank's process needed at most.
+    `memory_bytes` is what that rank's process needed at most. It was `local_rank` of the `local_world` ranks of its
+    node, which was number `node_rank`.
     """
 
     name: str
     rank: int
     ranks: tuple[int, ...]
     memory_bytes: int = 0
+    local_rank: int = 0
+    local_world: int = 1
+    node_rank: int = 0
 
 
 class RoleSeen(msgspec.Struct, frozen=True, tag=True, tag_field="kind"):
-    """A member has recorded its first steps: `name` of its role kind, peak memory, bytes recorded, seconds it took."""
+    """A member has recorded its first steps: `name` of its role kind, peak memory, bytes recorded, seconds it took.
+
+    `on_device`: it computes on something else than the CPU, so no standby rehearses its kind.
+    """
 
     rank: int
     name: str
     memory_bytes: int
     recorded_bytes: int
     cost_s: float = 0.0
+    on_device: bool = False
 
 
 class RecordingKept(msgspec.Struct, frozen=True, tag=True, tag_field="kind"):

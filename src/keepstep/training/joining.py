@@ -30,7 +30,7 @@ from keepstep.training.hearing import HEARING
 from keepstep.training.recorder import Recorder
 from keepstep.training.rehearsals import Rehearsals
 from keepstep.training.replay import Replay, objects_are_none
-from keepstep.training.sandbox import Sandbox
+from keepstep.training.sandbox import Sandbox, rehearsed_variables
 
 __all__ = ["Membership", "Warm", "await_role", "become_member", "warm_up_membership"]
 
@@ -133,7 +133,7 @@ def await_role(warm: Warm) -> Welcome | Sandbox:
         warm.link.say(_hello(warm))
     order = _next_role(warm)
     if isinstance(order, Sandbox):
-        _tell_rehearsed(order)
+        os.environ.update(rehearsed_variables(order.kind, world=order.world))
         return order
     if not isinstance(order, Welcome):
         _log.info("the job ended before this process became a member: %s", order.why)
@@ -182,13 +182,6 @@ def _tell_environment(welcome: Welcome) -> None:
         LOCAL_RANK=str(welcome.local_rank),
         ROLE_RANK=str(welcome.rank),
     )
-
-
-def _tell_rehearsed(sandbox: Sandbox) -> None:
-    """torchrun's variables as the rehearsed rank would find them if all ranks were on this node."""
-    rank = str(sandbox.kind.rank)
-    local = int(rank) % max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    os.environ.update(RANK=rank, ROLE_RANK=rank, WORLD_SIZE=str(sandbox.world), LOCAL_RANK=str(local), GROUP_RANK="0")
 
 
 def _protected(warm: Warm) -> Membership:

@@ -25,7 +25,7 @@ from keepstep.training.script_threads import ScriptThreads
 from keepstep.training.step import Step
 from keepstep.training.tape import RECORDED_STEPS
 
-__all__ = ["Sandbox", "SandboxFabric", "SandboxOver", "compiled_frames"]
+__all__ = ["Sandbox", "SandboxFabric", "SandboxOver", "compiled_frames", "rehearsed_variables"]
 
 _TICK_S = 0.5
 _PATIENCE_TICKS = 60
@@ -157,6 +157,18 @@ class Sandbox:
             yield
         finally:
             KeepstepGroup.rank, KeepstepGroup.getRank = original  # type: ignore[method-assign]
+
+
+def rehearsed_variables(kind: RoleKind, *, world: int) -> dict[str, str]:
+    """torchrun's variables as the rank found them that recorded what is rehearsed."""
+    return {
+        "RANK": str(kind.rank),
+        "WORLD_SIZE": str(world),
+        "LOCAL_RANK": str(kind.local_rank),
+        "LOCAL_WORLD_SIZE": str(kind.local_world),
+        "GROUP_RANK": str(kind.node_rank),
+        "ROLE_RANK": str(kind.rank),
+    }
 
 
 def compiled_frames() -> int:

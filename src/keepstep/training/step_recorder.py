@@ -81,7 +81,9 @@ class StepRecorder:
         HEARING.tape = None
         self._role = role
         cost_s = round(tape.cost_s + self._now() - began, 6)
-        self._say(RoleSeen(self._fabric.rank, role.name, peak_memory_bytes(), role.nbytes, cost_s))
+        device = torch.cuda.is_initialized() or any(not one.is_cpu for one in tracked.parameters.values())
+        seen = RoleSeen(self._fabric.rank, role.name, peak_memory_bytes(), role.nbytes, cost_s, on_device=device)
+        self._say(seen)
 
     def obey(self, order: KeepRecording) -> None:
         """Write the recording beside training, or forget it."""
