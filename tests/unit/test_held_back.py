@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import fcntl
 import gc
 import io
 import logging
@@ -113,6 +114,23 @@ def test_temporary_files_work_however_a_script_asks_for_them(monkeypatch: pytest
             file.write(b"x")
     assert (tempfile.gettempdir(), os.environ.get("TMPDIR")) == before and not os.path.exists(inside)
     assert os.path.isdir(multiprocessing.util.get_temp_dir())
+
+
+def test_scratch_directories_of_killed_standbys_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for name in ("old", "young", "held"):
+        (tmp_path / f"keepstep-rehearsal-{name}" / "files").mkdir(parents=True)
+        if name != "young":
+            os.utime(tmp_path / f"keepstep-rehearsal-{name}", (1, 1))
+    held = os.open(tmp_path / "keepstep-rehearsal-held", os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    with HeldBack():
+        pass
+    assert sorted(one.name for one in tmp_path.glob("keepstep-rehearsal-*")) == [
+        "keepstep-rehearsal-held",
+        "keepstep-rehearsal-young",
+    ]
+    os.close(held)
 
 
 def test_streams_and_hooks_that_a_script_sets_do_not_last(capfd: pytest.CaptureFixture[str]) -> None:

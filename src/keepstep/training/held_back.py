@@ -11,7 +11,6 @@ import getpass
 import io
 import os
 import re
-import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any
 
+from keepstep.training.scratch_directory import scratch_directory
 from keepstep.training.scratch_files import ScratchFiles, remove_scratch
 
 __all__ = ["HeldBack", "own_streams", "silence"]
@@ -88,8 +88,7 @@ class HeldBack:
     def __enter__(self) -> HeldBack:
         get_temp_dir()  # where multiprocessing keeps its sockets for the life of a process: not in this directory
         cache = _inductor_cache()
-        self._directory = tempfile.mkdtemp(prefix="keepstep-rehearsal-")
-        self._ends.callback(shutil.rmtree, self._directory, ignore_errors=True)
+        self._directory = self._ends.enter_context(scratch_directory())
         self._ends.callback(_set_variable, _INDUCTOR, os.environ.get(_INDUCTOR))
         os.environ[_INDUCTOR] = cache
         files = ScratchFiles(Path(self._directory), free=_Caches())

@@ -154,7 +154,7 @@ def main() -> None:
         optimizer = torch.optim.AdamW(parameters, lr=0.01)
         torch.manual_seed(100 + rank)
         random.seed(100 + rank)
-        role = f"stage {rank}" if args.layout == "pipeline" else ""
+        role = f"part {rank}" if args.layout in ("pipeline", "experts") else ""
         job.track(model=model, optimizer=optimizer, role=role)
         data = torch.utils.data.TensorDataset(torch.rand(256, WIDTH, generator=torch.Generator().manual_seed(3)))
         sampler = DistributedSampler(data, seed=3) if args.layout != "pipeline" else None
