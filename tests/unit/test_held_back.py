@@ -7,6 +7,7 @@ import fcntl
 import gc
 import io
 import logging
+import multiprocessing.resource_sharer
 import multiprocessing.util
 import os
 import random
@@ -20,6 +21,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch._inductor.runtime.cache_dir_utils import cache_dir, default_cache_dir
+from torch.utils.data import DataLoader, TensorDataset
 
 from keepstep.training.held_back import HeldBack, own_streams, silence
 from keepstep.training.process_state import ProcessState
@@ -109,11 +111,22 @@ def test_temporary_files_work_however_a_script_asks_for_them(monkeypatch: pytest
         inside = tempfile.gettempdir()
         tempfile.tempdir = None
         assert tempfile.gettempdir() == inside == os.environ["TMPDIR"]
-        assert inside not in multiprocessing.util.get_temp_dir(), "which a process keeps for good"
         with tempfile.NamedTemporaryFile(dir=inside) as file:
             file.write(b"x")
     assert (tempfile.gettempdir(), os.environ.get("TMPDIR")) == before and not os.path.exists(inside)
-    assert os.path.isdir(multiprocessing.util.get_temp_dir())
+
+
+def test_tensors_are_shared_with_workers_in_a_rehearsal_and_after_it() -> None:
+    """The sockets for that lie in a temporary directory that a process keeps for good."""
+    data = TensorDataset(torch.arange(4.0))
+    with HeldBack():
+        assert [float(x) for (x,) in DataLoader(data, num_workers=1)] == [0.0, 1.0, 2.0, 3.0]
+        shared = multiprocessing.resource_sharer.DupFd(0)
+        made = multiprocessing.util.get_temp_dir()
+    assert not os.path.exists(made) and multiprocessing.util.get_temp_dir() != made
+    assert os.path.isdir(multiprocessing.util.get_temp_dir()) and shared is not None
+    assert [float(x) for (x,) in DataLoader(data, num_workers=1)] == [0.0, 1.0, 2.0, 3.0]
+    os.close(multiprocessing.resource_sharer.DupFd(0).detach())
 
 
 def test_scratch_directories_of_killed_standbys_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,12 +9,13 @@ import atexit
 import contextlib
 import getpass
 import io
+import multiprocessing.util
 import os
 import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from multiprocessing.util import get_temp_dir
+from multiprocessing import resource_sharer
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,6 @@ class HeldBack:
         self._directory = ""
 
     def __enter__(self) -> HeldBack:
-        get_temp_dir()  # where multiprocessing keeps its sockets for the life of a process: not in this directory
         cache = _inductor_cache()
         self._directory = self._ends.enter_context(scratch_directory())
         self._ends.callback(_set_variable, _INDUCTOR, os.environ.get(_INDUCTOR))
@@ -94,6 +94,7 @@ class HeldBack:
         files = ScratchFiles(Path(self._directory), free=_Caches())
         files.enter()
         self._ends.callback(files.leave)
+        self._ends.enter_context(_sockets())
         self._ends.callback(setattr, atexit, "register", atexit.register)
         atexit.register = _registered(atexit.register)
         return self
@@ -104,6 +105,23 @@ class HeldBack:
     def discard(self) -> None:
         """Remove what was written, in a process that ends with it: files stay kept from the world."""
         remove_scratch(self._directory)
+
+
+@contextlib.contextmanager
+def _sockets() -> Iterator[None]:
+    """The directory that multiprocessing makes for its sockets, once in a process, is not that of the rehearsal."""
+    known: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    before = known.get("tempdir")
+    try:
+        yield
+    finally:
+        made = known.get("tempdir")
+        if made != before:
+            resource_sharer.stop()
+            for end in list(multiprocessing.util._finalizer_registry.values()):  # type: ignore[attr-defined]
+                if end._args and made in end._args:
+                    end()
+            known["tempdir"] = before
 
 
 class _Caches:
