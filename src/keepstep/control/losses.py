@@ -37,6 +37,8 @@ def on_exited(turn: Turn, event: Event) -> None:
     if member is None or member.status is Status.GONE:
         return
     turn.put(member, status=Status.GONE)
+    if member.status is Status.FENCED:
+        _add_private(turn, fact, member=member)
     if turn.state.phase in ("ending", "restarting") or member.status is Status.FENCED:
         return
     kind = classify_exit(fact.code, fact.signal)
@@ -61,6 +63,14 @@ def on_exited(turn: Turn, event: Event) -> None:
         end_job(turn, exit_code_of(fact.code, fact.signal), why=why)
     else:
         _lose(turn, fact, member=member, why=_obituary(member, fact))
+
+
+def _add_private(turn: Turn, fact: MemberExited, *, member: Member) -> None:
+    """One that was fenced as frozen may have gone on in between (nobody led, say): its last words are the newest."""
+    change = turn.state.change
+    if change is not None and any(loss.member == member.name for loss in change.lost):
+        known = change.private.get(member.rank, {})
+        turn.change(private={**change.private, member.rank: {**fact.private, **known}})
 
 
 def _initial(turn: Turn) -> bool:

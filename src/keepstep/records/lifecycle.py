@@ -115,6 +115,7 @@ class DrillRecord(Record, frozen=True, kw_only=True, tag=True):
     factor: Annotated[float | None, Meta(description="how many times as long a step takes")] = None
     rate: Annotated[float | None, Meta(description="limit of drilled links", extra={"unit": "B/s"})] = None
     note: Annotated[str, Meta(description="what was done, in numbers")] = ""
+    number: Annotated[int, Meta(ge=0, description="the agent's number for the fact; 0: it gives none")] = 0
 
 
 def without_secret(record: OrderRecord) -> OrderRecord:

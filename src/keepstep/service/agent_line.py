@@ -11,9 +11,9 @@ import msgspec
 
 from keepstep import __version__
 from keepstep.errors import EnvironmentProblem, KeepstepError, MembershipError, PeerLost
-from keepstep.records.messages import Assignment, Enlist, Fact, Stop
+from keepstep.records.messages import Assignment, Enlist, Fact, MemberStopped, PathsReady, StateDigest, Stop
 from keepstep.records.path_messages import PathsProbed
-from keepstep.records.watch_messages import WatchFact
+from keepstep.records.watch_messages import MemberMoves, WatchFact
 from keepstep.service.outbox import MOST_KEPT, newer
 from keepstep.service.output import Console
 from keepstep.service.settings import Settings
@@ -23,6 +23,9 @@ from keepstep.store.remote_peer import Envelope, RemotePeer
 __all__ = ["AgentRequest", "Line", "enlist"]
 
 _AGAIN_S = 0.2
+_PASSING = WatchFact | PathsProbed | PathsReady | StateDigest
+"""Facts that the journal does not keep. They get no number: what is numbered and not in the journal would be sent again
+to a controller that takes over, and the line keeps only so many."""
 
 
 class AgentRequest(msgspec.Struct, frozen=True):
@@ -72,7 +75,9 @@ class Line:
     def say(self, member: str, fact: Fact) -> None:
         """Send a fact up. While there is no controller it is kept, unless its loss does not matter."""
         number = 0
-        if not isinstance(fact, WatchFact | PathsProbed):
+        if isinstance(fact, MemberMoves):
+            self._take_back(fact)
+        if not isinstance(fact, _PASSING):
             self._count += 1
             number = self._count
         envelope = Envelope(self._request.node, member, fact, number)
@@ -80,6 +85,13 @@ class Line:
             self._said.append((number, envelope))
         with contextlib.suppress(PeerLost):  # noticed by the reader, which makes the line anew
             self._peer.post(envelope)
+
+    def _take_back(self, fact: MemberMoves) -> None:
+        """A controller that has not heard of a stop yet need not lose a member for it that runs again."""
+        for index, (number, envelope) in enumerate(self._said):
+            said = envelope.message
+            if isinstance(said, MemberStopped) and said.member == fact.member:
+                self._said[index] = (number, msgspec.structs.replace(envelope, message=fact))
 
     async def next_order(self) -> Envelope:
         """The next order. Raises EnvironmentProblem where no controller comes back in time."""

@@ -18,7 +18,7 @@ from keepstep.control.move_plan import plan_move, plan_words
 from keepstep.control.roster import by_rank
 from keepstep.errors import MoveNotMade, UsageError
 from keepstep.records.drills import DrillRequest
-from keepstep.records.events import DrillRecord, Event, LeaderRecord, OrderRecord
+from keepstep.records.events import DrillRecord, Event, LeaderRecord
 from keepstep.records.messages import Drill, Drilled, Fact, StartMember
 from keepstep.records.move_words import move_words
 from keepstep.records.moves import MoveRecord, MoveRequest
@@ -26,7 +26,7 @@ from keepstep.service.clock import Clock
 from keepstep.service.keeper import Keeper
 from keepstep.service.leadership import Leadership
 from keepstep.service.outbox import Outboxes
-from keepstep.service.replaying import Replayed, acted, event_record
+from keepstep.service.replaying import Replayed, acted, event_record, order_record
 
 __all__ = ["TICK_S", "JobShell", "Watcher"]
 
@@ -61,7 +61,7 @@ class JobShell:
     ) -> None:
         """`send` delivers an order to an agent (and through it to a member) without waiting.
 
-        `replayed` is the job as an earlier controller left it."""
+        `replayed` is the job as an earlier controller left it; facts then wait until `lead`."""
         self.state = replayed.state if replayed is not None else new_job(spec, leadership.epoch)
         self.heard: dict[str, int] = dict(replayed.heard) if replayed is not None else {}
         self.sent = replayed.sent if replayed is not None else Outboxes()
@@ -74,17 +74,20 @@ class JobShell:
         self._keeper = keeper
         self._clock = clock
         self._waiting: deque[tuple[Input, int]] = deque()
-        self._busy = False
+        self._busy = replayed is not None
+        self._untold = replayed.untold if replayed is not None else None
         self._asked: list[Drill] = []
         self._moves: dict[int, asyncio.Future[MoveRecord]] = {}
 
     def lead(self) -> None:
-        """Begin to lead: a new job, or one that an earlier controller left."""
-        epoch = self._leadership.epoch
-        if self.state.epoch != epoch:
-            self.feed(TakeOver(epoch))
+        """Begin to lead: a new job, or one that an earlier controller left, perhaps in the middle of a turn."""
+        epoch, now = self._leadership.epoch, self._clock.wall()
+        if self._untold is None:
+            self._keeper.keep(LeaderRecord(job=self.state.spec.job, wall=now, epoch=epoch), durable=True)
             return
-        self._keeper.keep(LeaderRecord(job=self.state.spec.job, wall=self._clock.wall(), epoch=epoch), durable=True)
+        self._carry_out(self._untold, now=now)
+        self._waiting.appendleft((Input("", "", TakeOver(epoch)), 0))
+        self._take_turns()
 
     def feed(
         self,
@@ -101,13 +104,15 @@ class JobShell:
                 return
             self.heard[node] = number
         if isinstance(fact, Drilled):
-            self._note_drill(node, fact)
+            self._note_drill(node, fact, number=number)
             return
         if self.watcher is not None and isinstance(fact, Fact) and self.watcher(fact, node=node, member=member):
             return
         self._waiting.append((Input(node, member, fact), number))
-        if self._busy:
-            return
+        if not self._busy:
+            self._take_turns()
+
+    def _take_turns(self) -> None:
         self._busy = True
         try:
             while self._waiting:
@@ -145,7 +150,7 @@ class JobShell:
     def order(self, directed: Directed) -> None:
         """Give an order that the machine did not decide on (a drill, a question): journal, then on its way."""
         directed = self.sent.numbered(directed)
-        self._keeper.keep(self._order_record(directed, self._clock.wall()), durable=True)
+        self._keeper.keep(order_record(directed, self.state, now=self._clock.wall()), durable=True)
         self._send(directed)
 
     def pass_on(self, directed: Directed) -> None:
@@ -182,10 +187,7 @@ class JobShell:
             self._keeper.keep(event_record(event, job=before.spec.job, now=now))
         self.state = decision.state
         self._leadership.note(decision.state)
-        orders = [self.sent.numbered(directed) for directed in decision.orders]
-        self._record(decision, orders, now=now)
-        for directed in orders:
-            self._deliver(directed)
+        self._carry_out(decision, now=now)
         for record in decision.moves:
             ended = self._moves.pop(record.number, None)
             if ended is not None and not ended.done():
@@ -196,29 +198,17 @@ class JobShell:
         if self.state.phase == "done":
             self.done.set()
 
-    def _record(self, decision: Decision, orders: list[Directed], *, now: float) -> None:
-        """Journal what was decided; on the disk before any order of it goes out."""
-        given = [self._order_record(directed, now) for directed in orders]
+    def _carry_out(self, decision: Decision, *, now: float) -> None:
+        """Journal what was decided, on the disk before any order of it goes out; then send the orders."""
+        orders = [self.sent.numbered(directed) for directed in decision.orders]
+        given = [order_record(directed, self.state, now=now) for directed in orders]
         events: list[Event] = [*decision.findings, *decision.incidents, *decision.moves, *given]
         for count, event in enumerate(events, 1):
             self._keeper.keep(event, durable=count == len(events))
+        for directed in orders:
+            self._deliver(directed)
 
-    def _order_record(self, directed: Directed, now: float) -> OrderRecord:
-        return OrderRecord(
-            job=self.state.spec.job,
-            attempt=self.state.attempt,
-            generation=self.state.generation,
-            node=directed.node,
-            member=directed.member or None,
-            wall=now,
-            order=directed.order,
-            epoch=directed.order.epoch,
-            target=directed.member or directed.node,
-            reason=directed.reason,
-            number=directed.number,
-        )
-
-    def _note_drill(self, node: str, fact: Drilled) -> None:
+    def _note_drill(self, node: str, fact: Drilled, *, number: int) -> None:
         """Journal what an agent or a member did, with what it was asked."""
         same = [
             drill
@@ -241,6 +231,7 @@ class JobShell:
             factor=asked.factor or None if asked else None,
             rate=asked.rate or None if asked else None,
             note=fact.note,
+            number=number,
         )
         self._keeper.keep(record, durable=True)
         _log.info(

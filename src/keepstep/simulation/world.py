@@ -8,7 +8,7 @@ from functools import partial
 import msgspec
 
 from keepstep.control.job import decide, new_job
-from keepstep.control.job_state import Decision, Event, JobSpec, StopRequest, Tick
+from keepstep.control.job_state import Decision, Directed, Event, JobSpec, StopRequest, Tick
 from keepstep.control.move_plan import plan_move
 from keepstep.control.roster import Status, live
 from keepstep.errors import UsageError
@@ -142,6 +142,12 @@ class World:
     def feed(self, event: Event) -> None:
         """What `service.controller.JobShell` does with an event."""
         decision = decide(self.state, event, now=self.engine.now)
+        self.take(event, decision)
+        for directed in decision.orders:
+            self.send(directed)
+
+    def take(self, event: Event, decision: Decision) -> None:
+        """Go on from what was decided."""
         self.state = decision.state
         self.incidents += decision.incidents
         self.findings += decision.findings
@@ -149,10 +155,12 @@ class World:
         self._check_holders()
         if decision.reason or decision.orders or not isinstance(event.fact, Tick):
             self.journal.append((self.engine.now, event, decision))
-        for directed in decision.orders:
-            self._note_fence(directed.member, directed.order)
-            agent = self._agents[directed.node]
-            self._down[directed.node].send(partial(agent.obey, directed))
+
+    def send(self, directed: Directed) -> None:
+        """Give an order to the agent it is for."""
+        self._note_fence(directed.member, directed.order)
+        agent = self._agents[directed.node]
+        self._down[directed.node].send(partial(agent.obey, directed))
 
     def _wish(self, request: MoveRequest, again: int = 40) -> None:
         """What the control socket does with a person's wish: a mistake is told, and changes nothing. Asked again."""
