@@ -7,7 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from keepstep.errors import StoreError, UsageError
+from keepstep import __version__
+from keepstep.errors import StoreError, UsageError, VersionMismatch
 from keepstep.service.job_host import LeftJob
 from keepstep.service.run_directory import STATE_FOLDER, RunDirectory, read_run
 
@@ -34,9 +35,16 @@ def keep_left(directory: RunDirectory, left: LeftJob) -> None:
 
 
 def read_left(path: Path) -> LeftJob:
-    """What the controller of the run in `path` left. Raises UsageError where it left nothing that can be read."""
+    """What the controller of the run in `path` left. Raises UsageError where it left nothing that can be read, and
+    VersionMismatch where it was another version: the job machine of one may not lead what another one has decided."""
     run = read_run(path)
     file = path / STATE_FOLDER / _FILE
+    if file.exists() and run.keepstep_version != __version__:
+        raise VersionMismatch(
+            f"job {run.job} was begun by keepstep {run.keepstep_version}, this is {__version__}",
+            where=str(path),
+            remedy="take it over with the version that began it, while its agents wait (controller_patience_s)",
+        )
     try:
         if file.stat().st_size > _MAX_BYTES:
             raise UsageError("controller.json is too large to be one", where=str(file))
