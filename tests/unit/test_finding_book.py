@@ -19,7 +19,8 @@ SLOW = Finding(kind="compute_slow", suspects=((Suspect(rank=3),),), evidence=("i
 class Kept:
     """A keeper that remembers."""
 
-    def __init__(self) -> None:
+    def __init__(self, *events: Finding) -> None:
+        self.events = events
         self.records: list[Finding] = []
 
     def keep(self, event: Finding, *, durable: bool = False) -> None:
@@ -90,3 +91,16 @@ def test_what_a_check_saw_stays_in_every_later_word(desk) -> None:
     assert records[-1].status == "ended" and records[-1].evidence[-1] == "ended: it moved"
     book.end("none", "nothing")
     assert len(records) == 4
+
+
+def test_numbers_go_on_behind_those_of_an_earlier_controller(tmp_path: Path) -> None:
+    earlier = [Finding(kind="crash", number=number, status="updated") for number in (1, 2, 0)]
+    kept = Kept(*earlier)
+    state = new_job(JobSpec("j", 4, 1, "v", b""), 1)
+    bundles = Bundles(tmp_path, Retention(9, 1 << 20))
+    book = FindingBook(kept, lambda: state, bundles=bundles, clock=Still(), say=lambda text: None)
+    assert book.enter(Standing("k", "new", SLOW)) and [(r.number, r.bundle) for r in kept.records] == [
+        (3, "findings/3")
+    ]
+    assert book.numbered(2) == earlier[1] and book.numbered(0) is None
+    bundles.close()

@@ -20,6 +20,10 @@ def on_take_over(turn: Turn, event: Event) -> None:
         turn.move()
     if turn.state.leaving:
         turn.let(leaving=turn.now)
+    if turn.state.short:
+        turn.let(short=turn.now)
     for member in turn.state.members.values():
         if member.error:
             turn.put(member, failed=turn.now)
+        if member.released:
+            turn.put(member, released=turn.now)

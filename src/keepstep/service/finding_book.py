@@ -35,15 +35,15 @@ class FindingBook:
         clock: Clock,
         say: Callable[[str], None],
     ) -> None:
-        """`say` takes a line for people."""
+        """`say` takes a line for people. Numbers go on behind those of an earlier controller."""
         self.open: dict[str, Finding] = {}
         self._keeper = keeper
         self._state = state
         self._bundles = bundles
         self._clock = clock
         self._say = say
-        self._count = 0
-        self._told: dict[int, Finding] = {}
+        self._told = {f.number: f for f in keeper.events if isinstance(f, Finding) and f.number}
+        self._count = max(self._told, default=0)
         self._notes: dict[str, tuple[str, Layer | None]] = {}
 
     def numbered(self, number: int) -> Finding | None:
