@@ -1,8 +1,9 @@
-"""What people are told by a run that ends while they wait for its answer."""
+"""What people are told by a run that ends while they wait for its answer, and by one that cannot do what they ask."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
 import threading
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from test_job_shell import started
 
 from keepstep.errors import KeepstepError, MoveNotMade, NoAnswer, UsageError
 from keepstep.records.drills import DrillRequest
@@ -83,3 +85,36 @@ def test_an_answer_is_what_the_run_says(run: tuple[Path, str], answer: KeepstepE
             return await asyncio.to_thread(ask_drill, directory, DrillRequest("kill", rank=0))
 
     assert asyncio.run(served()) == "kill now"
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (b'{"fault":"kill","rank":0,"step":100000000000000000000}', "<= 9007199254740992"),
+        (b'{"fault":"slow-compute","rank":0,"steps":10000000000000000000}', "<= 9007199254740992"),
+        (b'{"fault":"kill","rank":100000000000000000000}', "no rank 100000000000000000000"),
+        (b'{"ranks":[100000000000000000000]}', "have not called"),
+        (b"[", "not a request"),
+        (b"\xff", "not a request"),
+    ],
+)
+def test_a_request_that_makes_no_sense_is_refused_in_one_line(tmp_path: Path, line: bytes, says: str) -> None:
+    async def answer() -> dict:
+        shell, _, sent = started()
+        before, unexpected = len(sent), []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: unexpected.append(context))
+
+        async def probe(number: int) -> str:
+            raise AssertionError
+
+        name = f"keepstep-test-{os.getpid()}-{tmp_path.name}"
+        async with await serve_control(name, drill=shell.drill, probe=probe, move=shell.move):
+            reader, writer = await asyncio.open_unix_connection("\0" + name)
+            writer.write(line + b"\n")
+            reply = await reader.readline()
+            writer.close()
+        assert unexpected == [] and len(sent) == before
+        return json.loads(reply)
+
+    reply = asyncio.run(answer())
+    assert not reply["ok"] and says in reply["say"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -17,6 +17,9 @@ MISMATCHES = ("op", "shape", "extra")
 
 BAD_RELEASES = ("die", "slow")
 """What ranks on nodes of a bad release do."""
+
+
+_Steps = Annotated[int, msgspec.Meta(le=1 << 53)]
 
 
 class DrillKind(msgspec.Struct, frozen=True):
@@ -42,8 +45,8 @@ class DrillRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     fault: str
     rank: int | None = None
-    step: int = -1
-    steps: int = 0
+    step: _Steps = -1
+    steps: _Steps = 0
     factor: float = 0.0
     rate: float = 0.0
     source: int | None = None

@@ -13,6 +13,7 @@ from keepstep.control.job_state import Directed
 from keepstep.control.roster import Status, by_rank, live
 from keepstep.diagnosis.called import disagreements
 from keepstep.diagnosis.replicas import ReplicaCheck
+from keepstep.errors import UsageError
 from keepstep.records.domain_messages import NodeLost, StateTaken
 from keepstep.records.events import Finding
 from keepstep.records.finding import QUIET
@@ -51,6 +52,7 @@ __all__ = ["FindingDesk", "WatchedJob"]
 
 _MOST_CALLED = 1000
 _LOSSES = ("still:", "crash:")
+_PROBE = "probe:"
 
 
 class WatchedJob(Protocol):
@@ -171,7 +173,7 @@ class FindingDesk:
     def _said_otherwise(self, standing: Standing) -> bool:
         """Whether it is told already in other words: a mismatch by the calls of members, a hang by the kernel."""
         finding, key = standing.finding, standing.key
-        if key in self.book.open:
+        if key in self.book.open or key.startswith(_PROBE):
             return False
         if finding.kind == "collective_mismatch":
             return any(known.kind == finding.kind for known in self.book.open.values())
@@ -181,10 +183,13 @@ class FindingDesk:
         )
 
     def _add_probed(self, finding: Finding) -> Finding:
-        """Take what a probe found; as it is in the journal."""
-        key = f"probe:{finding.refers}:{self._clock.monotonic()}"
+        """Take what a probe found; as it is in the journal. Raises UsageError where no finding is taken any more."""
+        key = f"{_PROBE}{finding.refers}:{self._clock.monotonic()}"
         self._on_change(Standing(key, "new", finding))
-        return self.book.open[key]
+        if (found := self.book.open.get(key)) is None:
+            words = "; ".join(finding.evidence)
+            raise UsageError(f"the job keeps no more findings; this one is {finding.kind}: {words}")
+        return found
 
     def _ask_evidence(self, finding: Finding) -> None:
         if finding.kind in QUIET:
