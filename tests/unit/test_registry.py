@@ -12,7 +12,18 @@ from test_job_shell import SPEC, StandingClock, leading
 from keepstep import __version__
 from keepstep.control.job_state import JobSpec
 from keepstep.errors import UsageError
-from keepstep.records.messages import AgentHello, Assignment, Enlist, MemberExited, MemberStarted, StartMember, Stop
+from keepstep.records.messages import (
+    Address,
+    AgentHello,
+    Assignment,
+    Enlist,
+    FirstStep,
+    Hello,
+    MemberExited,
+    MemberStarted,
+    StartMember,
+    Stop,
+)
 from keepstep.service.controller import JobShell
 from keepstep.service.keeper import Keeper
 from keepstep.service.registry import Registry
@@ -145,7 +156,7 @@ def test_an_agent_comes_back_to_the_next_controller_with_what_was_missed():
         start = (await agent.peer.receive()).message
         assert isinstance(start, StartMember)
         later = Registry()
-        later.add(shell, Assignment(2, "one", "train.py", (), 1, 0, 0), awaited=["n1"])
+        later.add(shell, Assignment(2, "one", "train.py", (), 1, 0, 0))
         back = FakeAgent(later, "n1")
         await back.say(Enlist("n1", "one", __version__, 0))
         known = await back.hear()
@@ -172,11 +183,12 @@ def test_agents_that_stay_away_are_lost_and_strangers_are_refused():
         await first.say(AgentHello("n1", 1, 0, __version__))
         await first.hear()
         later = Registry()
-        later.add(shell, Assignment(2, "one", "train.py", (), 1, 0, 0), awaited=["n1"])
-        for node, orders in (("n2", 0), ("n1", -1)):
+        assert later.add(shell, Assignment(2, "one", "train.py", (), 1, 0, 0)) == {"n1"}
+        for node, orders, says in (("n2", 0, "given up"), ("n1", -1, "is to come back")):
             stranger = FakeAgent(later, node)
             await stranger.say(Enlist(node, "one", __version__, orders))
-            assert isinstance(await stranger.hear(), Stop)
+            answer = await stranger.hear()
+            assert isinstance(answer, Stop) and says in answer.why
             await stranger.leave()
         later.give_up("one")
         assert shell.state.exit_code is not None or shell.state.phase in ("restarting", "changing", "gathering")
@@ -236,5 +248,38 @@ def test_a_canary_that_loses_an_agent_before_it_begins_calls_in_another():
         again = FakeAgent(registry, "n2")
         assert isinstance(await again.enlist("one"), Assignment)
         await again.leave()
+
+    run(work())
+
+
+def test_a_node_that_was_given_up_is_not_awaited_by_the_next_controller():
+    """G-24: its agent and its processes take no part any more, wherever they were; a fresh agent may come at once."""
+
+    async def work() -> None:
+        registry = Registry()
+        shell = served(registry, "one", nnodes=2)
+        agents = [FakeAgent(registry, node) for node in ("n1", "n2")]
+        for agent in agents:
+            await agent.enlist("one")
+            await agent.say(AgentHello(agent.node, 1, 1, __version__))
+        await agents[1].hear()
+        for name, rank, node in (("m0", 0, "n1"), ("m1", 1, "n2"), ("m2", -1, "n1"), ("m3", -1, "n2")):
+            hello = Hello(name, rank, 2, 1, Address(name, node, name, node, 1), __version__, "2")
+            shell.feed(hello, node=node, member=name)
+        for name, node in (("m0", "n1"), ("m1", "n2")):
+            shell.feed(FirstStep(0, 1), node=node, member=name)
+        await agents[1].leave()
+        assert shell.state.phase == "changing"
+        later = Registry()
+        assert later.add(shell, Assignment(2, "one", "train.py", (), 1, 1, 0)) == {"n1"}
+        stale = FakeAgent(later, "n2")
+        await stale.say(Enlist("n2", "one", __version__, 2))
+        answer = await stale.hear()
+        assert isinstance(answer, Stop) and "n2 was given up" in answer.why
+        await stale.leave()
+        fresh = FakeAgent(later, "n2")
+        assert isinstance(await fresh.enlist("one"), Assignment)
+        await fresh.leave()
+        await agents[0].leave()
 
     run(work())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
 
 import msgspec
 
@@ -41,12 +40,14 @@ class Registry:
         self._jobs: dict[str, _Served] = {}
         self._canaries: dict[str, Stop] = {}
 
-    def add(self, shell: JobShell, assignment: Assignment, *, awaited: Iterable[str] = ()) -> None:
-        """Serve one more job; the agents of the nodes `awaited` served an earlier controller. Raises UsageError if its
-        name is taken."""
+    def add(self, shell: JobShell, assignment: Assignment) -> frozenset[str]:
+        """Serve one more job. Of one that was taken over, the agents of the returned nodes are to come back; nodes that
+        were lost before are not among them. Raises UsageError if its name is taken."""
         if assignment.job in self._jobs:
             raise UsageError(f"job {assignment.job} is served already", remedy="give it another name")
+        awaited = frozenset(node.name for node in shell.state.nodes if not node.gone)
         self._jobs[assignment.job] = _Served(shell, assignment, {}, set(awaited))
+        return awaited
 
     def send(self, job: str, directed: Directed) -> None:
         """Deliver an order; where the agent is gone, a start fails and everything else is void."""
@@ -136,7 +137,8 @@ class Registry:
         if fact.orders >= 0 and fact.node not in served.awaited:
             raise UsageError(f"node {fact.node} was given up", remedy="start a new agent there")
         if fact.orders < 0 and fact.node in served.awaited:
-            raise UsageError(f"node {fact.node} is in job {name} already", remedy="give every agent its own --node")
+            what = f"the earlier agent of node {fact.node} is to come back: job {name} was taken over"
+            raise UsageError(what, remedy="if it is gone, start this one again after controller_patience_s")
         if fact.orders >= 0:
             return served, fact.node
         if fact.node in served.links:

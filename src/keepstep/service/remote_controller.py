@@ -122,8 +122,7 @@ class _Serving:
             console=self._console,
             left=self._left,
         )
-        awaited = [node.name for node in host.shell.state.nodes]
-        registry.add(host.shell, _assignment(plan, host.shell.state.epoch), awaited=awaited)
+        awaited = registry.add(host.shell, _assignment(plan, host.shell.state.epoch))
         server = await serve_remote(
             self._listening.host,
             self._listening.port,
