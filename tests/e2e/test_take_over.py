@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -87,6 +88,10 @@ def until(condition: Callable[[], object], what: str) -> None:
         time.sleep(0.01)
 
 
+def journal_lines(tmp_path: Path) -> list[str]:
+    return (tmp_path / "run" / "journal.jsonl").read_text().splitlines()
+
+
 def calm(tmp_path: Path) -> dict[int, list[str]]:
     """The logs of the same job undisturbed."""
     return run_to_end(tmp_path / "calm", "--steps", str(STEPS), world=2, standby=0).logs()
@@ -103,6 +108,8 @@ def test_members_train_on_and_the_next_controller_sees_the_job_to_its_end(tmp_pa
     assert "another run" in one_line(keepstep("resume", "run", cwd=tmp_path))
     assert nodes.finish() == [0, 0, 0]
     assert nodes.logs() == calm(tmp_path)
+    samples = [json.loads(line) for line in journal_lines(tmp_path) if '"record":"StepProgress"' in line]
+    assert any(0 < sample["step"] <= STEPS for sample in samples), "agents report steps, and no sample was kept"
     assert "has finished" in one_line(keepstep("resume", "run", cwd=tmp_path))
 
 

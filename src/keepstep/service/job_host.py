@@ -20,6 +20,7 @@ from keepstep import __version__
 from keepstep.control.drilling import parse_start_drill
 from keepstep.control.job_state import Directed, JobSpec, StopRequest
 from keepstep.control.outcome import final_weights
+from keepstep.control.roster import live, standbys
 from keepstep.errors import KeepstepError, StoreError, UsageError
 from keepstep.fleet.report import report_text, summarise
 from keepstep.records.events import JobEnded, JobStarted, StepProgress
@@ -37,6 +38,7 @@ from keepstep.service.output import Console
 from keepstep.service.path_desk import PathDesk, read_traffic_file
 from keepstep.service.progress import Standing
 from keepstep.service.replaying import replay
+from keepstep.service.reported_steps import ReportedSteps
 from keepstep.service.run_directory import REPORT_FILE, STATE_FOLDER, RunDirectory, RunFacts
 from keepstep.service.settings import Settings
 from keepstep.service.stop_signals import STOPPED_BY
@@ -138,6 +140,8 @@ class JobHost:
         self.desk = FindingDesk(
             self.shell, self._keeper, plan=plan, directory=directory.path, clock=clock, console=console
         )
+        self._reported = ReportedSteps()
+        self.shell.steps = self._reported.steps
         self._paths: PathDesk | None = None
         self._pacing: asyncio.Task[None] | None = None
         self._coverage = CoverageDesk(self.shell, self._keeper, clock=clock)
@@ -170,8 +174,10 @@ class JobHost:
 
     def _watch(self, fact: Fact, *, node: str, member: str) -> bool:
         """Everything that looks at facts before the machine does; True if one was nobody else's business."""
+        state = self.shell.state
         self._coverage.take(fact)
-        holder = self.shell.state.members.get(member)
+        self._reported.take(fact, state)
+        holder = state.members.get(member)
         if self._paths is not None and self._paths.take(fact, rank=-1 if holder is None else holder.rank):
             return True
         return self.desk.take(fact, node=node, member=member)
@@ -182,6 +188,18 @@ class JobHost:
             if task is not None:
                 task.cancel()
         await self.desk.close()
+
+    def standing(self, *, loss: float | None = None, newest: bool = False) -> Standing:
+        """How the job stands; with `newest` by the rank that is furthest: what it passed was agreed by all."""
+        state = self.shell.state
+        return Standing(
+            phase=state.phase,
+            step=(max if newest else min)(self.shell.steps().values(), default=0),
+            loss=loss,
+            members=len(live(state.members)),
+            standbys=len(standbys(state.members)),
+            findings=self.desk.book.words(),
+        )
 
     def sample(self, standing: Standing) -> None:
         """Keep the progress in the journal, every second where it has changed."""

@@ -5,13 +5,22 @@ from __future__ import annotations
 import logging
 
 from keepstep.errors import StoreError
-from keepstep.records.events import CoverageRecord, DrillRecord, Event, Finding, Incident, JobEnded, JobStarted
+from keepstep.records.events import (
+    CoverageRecord,
+    DrillRecord,
+    Event,
+    Finding,
+    Incident,
+    JobEnded,
+    JobStarted,
+    MoveRecord,
+)
 from keepstep.store.journal import AnyJournal
 
 __all__ = ["Keeper"]
 
 _log = logging.getLogger(__name__)
-_FOR_THE_REPORT = (JobStarted, JobEnded, Finding, Incident, DrillRecord, CoverageRecord)
+_FOR_THE_REPORT = (JobStarted, JobEnded, Finding, Incident, DrillRecord, CoverageRecord, MoveRecord)
 
 
 class Keeper:

@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 
 from keepstep import __version__
-from keepstep.control.roster import live, standbys
 from keepstep.errors import EnvironmentProblem, UsageError
 from keepstep.records.domain_messages import NodeDomains
 from keepstep.records.messages import AgentHello
@@ -153,14 +152,5 @@ class _Embedded:
             await asyncio.sleep(_LOOK_S)
 
     def _standing(self, *, newest: bool = False) -> Standing:
-        """How the job stands; with `newest` by the rank that is furthest: what it passed was agreed by all."""
-        state = self.host.shell.state
         first = next((m for m in self.agent.members.values() if m.rank == 0), None)
-        return Standing(
-            phase=state.phase,
-            step=(max if newest else min)(self.agent.steps().values(), default=0),
-            loss=first.loss if first else None,
-            members=len(live(state.members)),
-            standbys=len(standbys(state.members)),
-            findings=self.host.desk.book.words(),
-        )
+        return self.host.standing(loss=first.loss if first else None, newest=newest)

@@ -24,6 +24,8 @@ from keepstep.store.remote import serve_remote
 
 __all__ = ["Listening", "run_controller", "take_over"]
 
+_LOOK_S = 1.0
+
 
 class Listening(msgspec.Struct, frozen=True):
     """Where the controller listens, for how many nodes, and the job's name (empty: a new one)."""
@@ -134,7 +136,7 @@ class _Serving:
             keep_left(self._directory, LeftJob(plan, host.spec, self._listening.host, server.port, token_file))
             await host.open()
             self._announce(server.port, len(awaited))
-            tasks = [background(host.shell.tick()), background(self._give_up())]
+            tasks = [background(host.shell.tick()), background(self._sample(host)), background(self._give_up())]
             await host.shell.done.wait()
             for task in tasks:
                 task.cancel()
@@ -143,7 +145,7 @@ class _Serving:
         finally:
             await server.close()
             await host.close()
-        return host.finish()
+        return host.finish(host.standing(newest=True))
 
     def _announce(self, port: int, awaited: int) -> None:
         job, where = self._plan.job, f"{self._listening.host}:{port}"
@@ -151,6 +153,11 @@ class _Serving:
         if self._left is not None:
             what = f"job {job} is taken over at {where}; {awaited} agents are to come back"
         self._console.say(f"keepstep: {what}, run directory {self._directory.path}", error=True)
+
+    async def _sample(self, host: JobHost) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            host.sample(host.standing())
 
     async def _give_up(self) -> None:
         """Agents of an earlier controller that do not come back in time are gone."""
