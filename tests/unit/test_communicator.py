@@ -327,19 +327,26 @@ def test_a_further_loss_while_it_is_made_ends_that(worlds: Callable[..., World])
     assert world.together(gather) == [EVERYBODY] * SIZE
 
 
-def test_a_member_whose_abort_hangs_gives_up(worlds: Callable[..., World], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def stuck(worlds: Callable[..., World], monkeypatch: pytest.MonkeyPatch) -> tuple[World, Member]:
+    """A world and its first member, whose aborts hang and which gives up soon."""
     monkeypatch.setattr("keepstep.training.communicator._END_LIMIT_S", 0.05)
     world = worlds(22602)
     world.ready()
-    stuck = world.members[0]
-    stuck.library.abort_hangs = threading.Event()
-    work = stuck.launch(lambda p: summed(p, torch.ones(3)), [])
+    member = world.members[0]
+    member.library.abort_hangs = threading.Event()
+    return world, member
+
+
+def test_a_member_whose_abort_hangs_gives_up(stuck: tuple[World, Member]) -> None:
+    world, member = stuck
+    work = member.launch(lambda p: summed(p, torch.ones(3)), [])
     world.lose(3)
     world.replace(3)
     with pytest.raises(TransportError, match="cannot be ended"):
-        stuck.comm.ready()
-    assert "not ended" in stuck.gave_up.get(timeout=20)
-    stuck.library.abort_hangs.set()
+        member.comm.ready()
+    assert "not ended" in member.gave_up.get(timeout=20)
+    member.library.abort_hangs.set()
     assert work.wait()
 
 
@@ -358,37 +365,25 @@ def test_a_loss_ends_what_the_agreement_waits_for(worlds: Callable[..., World], 
     assert all(work.wait() for work in works)
 
 
-def test_a_member_whose_abort_hangs_at_the_agreement_gives_up(
-    worlds: Callable[..., World], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_member_whose_abort_hangs_at_the_agreement_gives_up(stuck: tuple[World, Member]) -> None:
     """The training thread waits for the device there, and nobody comes to the next generation."""
-    monkeypatch.setattr("keepstep.training.communicator._END_LIMIT_S", 0.05)
-    world = worlds(22602)
-    world.ready()
-    stuck = world.members[0]
-    stuck.library.abort_hangs = threading.Event()
-    stuck.launch(lambda p: summed(p, torch.ones(3)), [])
+    world, member = stuck
+    member.launch(lambda p: summed(p, torch.ones(3)), [])
     world.lose(3)
     with ThreadPoolExecutor(1) as pool:
-        settled = pool.submit(stuck.comm.settled)
-        assert "not ended" in stuck.gave_up.get(timeout=20)
-        stuck.library.abort_hangs.set()
+        settled = pool.submit(member.comm.settled)
+        assert "not ended" in member.gave_up.get(timeout=20)
+        member.library.abort_hangs.set()
         assert settled.result(20) is False
 
 
-def test_nobody_gives_up_for_a_group_that_is_over(
-    worlds: Callable[..., World], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("keepstep.training.communicator._END_LIMIT_S", 0.05)
-    world = worlds(22602)
-    world.ready()
-    stuck = world.members[0]
-    stuck.library.abort_hangs = threading.Event()
-    work = stuck.launch(lambda p: summed(p, torch.ones(3)), [])
-    stuck.comm.close()
+def test_nobody_gives_up_for_a_group_that_is_over(stuck: tuple[World, Member]) -> None:
+    _, member = stuck
+    work = member.launch(lambda p: summed(p, torch.ones(3)), [])
+    member.comm.close()
     with pytest.raises(queue.Empty):
-        stuck.gave_up.get(timeout=0.2)
-    stuck.library.abort_hangs.set()
+        member.gave_up.get(timeout=0.2)
+    member.library.abort_hangs.set()
     assert work.wait()
 
 
