@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -28,18 +28,12 @@ from fabric_lab import Fabric, FabricPlan, why_no_fabric
 from harness import Result, judge, options, report
 from watched_jobs import Failed, normal_step_s, read
 
+from keepstep.records.path_messages import Carried
 from keepstep.records.topology import ClosShape
 from keepstep.traffic.clos import clos
-from keepstep.traffic.conducting import (
-    AskHops,
-    ConductorSettings,
-    GivePaths,
-    Place,
-    Seen,
-    Tell,
-    TrafficConductor,
-)
+from keepstep.traffic.conducting import TrafficConductor
 from keepstep.traffic.fairness import max_min
+from keepstep.traffic.path_actions import AskCounts, AskHops, ConductorSettings, GivePaths, Place, Seen, Tell
 from keepstep.traffic.planner import Planner
 
 RANKS, SPINES, LEAF = 8, 4, 4
@@ -153,9 +147,12 @@ class Site:
         self.conductor.seen(self.seen, generation=1)
         plans: dict[int, tuple[dict[int, Any], dict[int, Any]]] = {}
         asked = []
+        counted = []
         for action in self.conductor.step(time.time()):
             if isinstance(action, AskHops):
                 asked.append(action)
+            elif isinstance(action, AskCounts):
+                counted.append(action)
             elif isinstance(action, GivePaths):
                 plans[action.rank] = (action.dial, action.accept)
             elif isinstance(action, Tell):
@@ -173,6 +170,11 @@ class Site:
             )
         for answer in self.members.collect("hops", len(asked)):
             self.conductor.hops(answer["number"], answer["hops"])
+        for action in counted:
+            ways = [list(w) for w in map(msgspec.structs.astuple, action.ways)]
+            self.members.tell(int(action.node[1:]), {"do": "counts", "number": action.number, "ways": ways})
+        for answer in self.members.collect("counts", len(counted)):
+            self.conductor.counted(answer["number"], [Carried(*one) for one in answer["carried"]])
         if plans:
             self.given = plans
             self.members.take(plans)
@@ -282,38 +284,65 @@ def compare(
     yield judge(f"{name}: planned / model's optimum", shares, unit="share", at_least=0.95)
 
 
-def lose_spine(fabric: Fabric, members: Members) -> Iterator[Result]:
+def spine_lost(fabric: Fabric, members: Members) -> Iterator[Result]:
     """A spine goes down while four groups reduce on planned paths."""
-    nbytes = 250_000
+    yield from _in_mid_run(
+        "spine lost", members, site_of(fabric, members), steps=110, harm=lambda: fabric.fail_spine(1)
+    )
+    fabric.restore_spine(1)
+
+
+def uplink_slowed(fabric: Fabric, members: Members) -> Iterator[Result]:
+    """A leaf's link to one spine falls to a tenth of its rate while four groups reduce on planned paths."""
+    slow = HOST_MBIT // 10
+    yield from _in_mid_run(
+        "uplink slowed to a tenth",
+        members,
+        site_of(fabric, members),
+        steps=110,
+        harm=lambda: fabric.slow_uplink(0, 1, mbit=slow),
+    )
+    fabric.slow_uplink(0, 1, mbit=HOST_MBIT)
+
+
+_SMALL = 250_000
+
+
+def site_of(fabric: Fabric, members: Members) -> Site:
+    """Four groups on planned paths that have sent something."""
     members.reduce(4, 4096, 2)
-    site = Site(fabric, members, 4, nbytes)
+    site = Site(fabric, members, 4, _SMALL)
     site.settle()
     members.reduce(4, 4096, 1)
-    steps = 110
-    members.start(4, nbytes, steps)
+    return site
+
+
+def _in_mid_run(name: str, members: Members, site: Site, *, steps: int, harm: Callable[[], object]) -> Iterator[Result]:
+    """What is left of the fabric's capacity after `harm`, and when the groups get it."""
+    members.start(4, _SMALL, steps)
+    told = len(site.told)
     lost = time.time() + 2.0
     failed = False
     while time.time() < lost + 4.0:
         if not failed and time.time() >= lost:
-            fabric.fail_spine(1)
+            harm()
             lost, failed = time.time(), True
         site.turn()
         time.sleep(0.1)
     rows = members.finish_timed()
     left = sum(site.modelled(site.conductor.routes, HOST_MBIT))
-    fabric.restore_spine(1)
     by_step = list(zip(*rows.values(), strict=True))
     got_by = [
-        (max(begin + taken for begin, taken in step), sum(2 * nbytes * 8e-6 / t for _, t in step)) for step in by_step
+        (max(begin + taken for begin, taken in step), sum(2 * _SMALL * 8e-6 / t for _, t in step)) for step in by_step
     ]
     after = [(at, got) for at, got in got_by if at > lost]
     good = [at - lost for at, got in after if got >= 0.9 * left]
-    yield judge("spine lost: remaining capacity (model)", [left], unit="Mbit/s")
-    yield judge("spine lost: time to 90 % of it", [good[0] if good else float("inf")], unit="s", at_most=3.0)
+    yield judge(f"{name}: remaining capacity (model)", [left], unit="Mbit/s")
+    yield judge(f"{name}: time to 90 % of it", [good[0] if good else float("inf")], unit="s", at_most=3.0)
     late = [got / left for at, got in after if at > lost + 3.0]
-    yield judge("spine lost: share of it from 3 s on", late or [0.0], unit="share", at_least=0.9)
-    moved = [tell.moved for tell in site.told if tell.down]
-    yield judge("spine lost: flows moved", [float(sum(moved[:1]))], unit="of 8", at_most=2.0)
+    yield judge(f"{name}: share of it from 3 s on", late or [0.0], unit="share", at_least=0.9)
+    moved = [tell.moved for tell in site.told[told:] if tell.down]
+    yield judge(f"{name}: flows moved", [float(sum(moved[:1]))], unit="of 8", at_most=2.0)
 
 
 @contextmanager
@@ -401,7 +430,8 @@ def main() -> int:
                     fabric, members, groups=groups, uplink_mbit=uplink_mbit, trials=trials, megabytes=size
                 )
             if uplink_mbit == HOST_MBIT:
-                results += lose_spine(fabric, members)
+                results += spine_lost(fabric, members)
+                results += uplink_slowed(fabric, members)
     try:
         results += trained(chosen.steps) if chosen.steps and chosen.only != "flows" else []
     except Failed as failure:

@@ -12,6 +12,7 @@ import time
 from keepstep.records.messages import Address
 from keepstep.records.path_messages import Way
 from keepstep.service.clock import SystemClock
+from keepstep.service.path_counters import carried_by_ways
 from keepstep.service.path_probing import hops_of_ways
 from keepstep.training.directory import RosterDirectory
 from keepstep.training.doors import Doors
@@ -76,6 +77,10 @@ class Member:
         found = hops_of_ways(ways, order["ttls"], clock=SystemClock())
         self.say({"do": "hops", "number": order["number"], "hops": found})
 
+    def counts(self, order: dict) -> None:
+        carried = carried_by_ways([Way(*way) for way in order["ways"]])
+        self.say({"do": "counts", "number": order["number"], "carried": [[c.nbytes, c.busy_us] for c in carried]})
+
 
 def main() -> None:
     rank, address = int(sys.argv[1]), sys.argv[2]
@@ -86,7 +91,8 @@ def main() -> None:
     member = Member(rank, doors, roster)
     for line in sys.stdin:
         order = json.loads(line)
-        action = {"reduce": member.reduce, "paths": member.paths, "hops": member.hops}[order["do"]]
+        actions = {"reduce": member.reduce, "paths": member.paths, "hops": member.hops, "counts": member.counts}
+        action = actions[order["do"]]
         threading.Thread(target=action, args=(order,), daemon=True).start()
     member.fabric.close()
 

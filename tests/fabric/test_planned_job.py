@@ -96,11 +96,7 @@ def test_a_job_keeps_its_flows_apart_and_leaves_a_spine_that_swallows_them(fabri
     assert any({"leaf0>spine1", "leaf1>spine1"} <= set(change.get("links", ())) for change in changes)
 
 
-@pytest.mark.exhaustive
 @pytest.mark.long
-@pytest.mark.xfail(
-    strict=True, reason="with one rank a node, speeds of paths are not compared; see docs/traffic.md, Limits"
-)
 def test_flows_leave_a_path_that_became_slow(fabrics, tmp_path: Path) -> None:
     """One uplink falls to a tenth: its flow, and no other one, goes elsewhere; the uplink is hardly used any more."""
     fabric = fabrics(FabricPlan(host_mbit=200, uplink_mbit=200))
@@ -122,7 +118,7 @@ def test_flows_leave_a_path_that_became_slow(fabrics, tmp_path: Path) -> None:
     moved = {spine: after[spine] - sent[spine] for spine in range(4)}
     assert moved[1] < 0.3 * max(moved.values()), moved
     change = changed()
-    assert change is not None and "leaf1>spine1" not in change["links"]
+    assert change is not None and 1 <= change["moved"] <= 2, "the flow, and what comes back over its connection"
     job.finish()
     assert len(job.steps()) == STEPS
 

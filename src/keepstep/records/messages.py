@@ -16,7 +16,7 @@ from keepstep.records.domain_messages import NodeFact, StateFact
 from keepstep.records.enlist_messages import Assignment, Enlist
 from keepstep.records.mirror_messages import MirrorFact, MirrorOrder
 from keepstep.records.move_messages import MoveFact, MoveOrder
-from keepstep.records.path_messages import PathsProbed, ProbePaths
+from keepstep.records.path_messages import CountPaths, PathsCounted, PathsProbed, ProbePaths
 from keepstep.records.sandbox_messages import SandboxFact, SandboxOrder
 from keepstep.records.watch_messages import LinkProbed, WatchFact, WatchOrder
 
@@ -440,7 +440,8 @@ MemberFact = (
     | StateFact
     | SandboxFact
 )
-_AgentFact = AgentHello | Enlist | MemberStarted | MemberExited | MemberStopped | StartFailed | PathsProbed | CanaryLoss
+_PathFact = PathsProbed | PathsCounted
+_AgentFact = AgentHello | Enlist | MemberStarted | MemberExited | MemberStopped | StartFailed | _PathFact | CanaryLoss
 Fact = MemberFact | _AgentFact | NodeFact | WatchFact
 Order = (
     Welcome
@@ -458,6 +459,7 @@ Order = (
     | Drill
     | TakePaths
     | ProbePaths
+    | CountPaths
     | MoveOrder
     | MirrorOrder
     | SandboxOrder

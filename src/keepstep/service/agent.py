@@ -30,7 +30,7 @@ from keepstep.records.messages import (
     StartFailed,
     StartMember,
 )
-from keepstep.records.path_messages import ProbePaths
+from keepstep.records.path_messages import CountPaths, ProbePaths
 from keepstep.records.sandbox_messages import KeepRecording, WarmUp
 from keepstep.records.watch_messages import CheckHang, GiveEvidence, MemberMoves, ProbeNode, TellCalls
 from keepstep.service.background import background
@@ -128,7 +128,7 @@ class Agent:
                 self._end(order.member, order.grace_s)
             case Drill():
                 self._drills.arm(order)
-            case ProbePaths():
+            case ProbePaths() | CountPaths():
                 self._prober.obey(order)
             case CheckHang() | GiveEvidence() | TellCalls() | ProbeNode():
                 self._watch.obey(order)

@@ -12,7 +12,7 @@ import msgspec
 from keepstep import __version__
 from keepstep.errors import EnvironmentProblem, KeepstepError, MembershipError, PeerLost
 from keepstep.records.messages import Assignment, Enlist, Fact, MemberStopped, PathsReady, StateDigest, Stop
-from keepstep.records.path_messages import PathsProbed
+from keepstep.records.path_messages import PathsCounted, PathsProbed
 from keepstep.records.watch_messages import MemberMoves, WatchFact
 from keepstep.service.outbox import MOST_KEPT, newer
 from keepstep.service.output import Console
@@ -23,7 +23,7 @@ from keepstep.store.remote_peer import Envelope, RemotePeer
 __all__ = ["AgentRequest", "Line", "enlist"]
 
 _AGAIN_S = 0.2
-_PASSING = WatchFact | PathsProbed | PathsReady | StateDigest
+_PASSING = WatchFact | PathsProbed | PathsCounted | PathsReady | StateDigest
 """Facts that the journal does not keep. They get no number: what is numbered and not in the journal would be sent again
 to a controller that takes over, and the line keeps only so many."""
 

@@ -17,7 +17,7 @@ from keepstep.errors import UsageError
 from keepstep.records.demand import Demand, Seat
 from keepstep.records.events import TrafficChange, TrafficRoutes
 from keepstep.records.messages import Fact, PathsReady, PeerLostReport, TakePaths
-from keepstep.records.path_messages import PathsProbed, ProbePaths
+from keepstep.records.path_messages import CountPaths, PathsCounted, PathsProbed, ProbePaths
 from keepstep.records.summary import WatchReport
 from keepstep.records.summary_rows import PEER_ROW, unpacked
 from keepstep.records.watch_messages import Watched
@@ -28,8 +28,10 @@ from keepstep.service.output import Console
 from keepstep.service.path_survey import port_range
 from keepstep.service.traffic_files import load_topology
 from keepstep.service.traffic_site import plan_in_force
-from keepstep.traffic.conducting import (
+from keepstep.traffic.conducting import TrafficConductor
+from keepstep.traffic.path_actions import (
     Action,
+    AskCounts,
     AskHops,
     ConductorSettings,
     GivePaths,
@@ -37,7 +39,6 @@ from keepstep.traffic.conducting import (
     Renew,
     Seen,
     Tell,
-    TrafficConductor,
 )
 from keepstep.traffic.planner import Planner
 from keepstep.traffic.stages import Stage, StagePolicy, admitted
@@ -139,6 +140,8 @@ class PathDesk:
                 return False
             case PathsProbed():
                 self._conductor.hops(fact.number, fact.hops, why=fact.why)
+            case PathsCounted():
+                self._conductor.counted(fact.number, fact.carried)
             case PathsReady():
                 self._conductor.ready(rank, fact.number, installed=fact.installed, why=fact.why)
             case _:
@@ -174,8 +177,7 @@ class PathDesk:
             seen = [Seen(window.rank, -1, steps)]
             for row in unpacked((window.peers,), PEER_ROW):
                 if row["lane"] == _COLLECTIVES:
-                    seconds = float(row["wire_us"] + row["credit_us"]) / 1e6
-                    seen.append(Seen(window.rank, int(row["peer"]), steps, float(row["sent"]), seconds))
+                    seen.append(Seen(window.rank, int(row["peer"]), steps, float(row["sent"])))
             self._conductor.seen(seen, generation=window.generation)
         for progress in report.progress:
             for mark in progress.groups:
@@ -195,6 +197,9 @@ class PathDesk:
             case AskHops():
                 order = ProbePaths(epoch, action.number, action.ways, action.ttls)
                 self._shell.pass_on(Directed(action.node, "", order, "which way do connections go?"))
+            case AskCounts():
+                count = CountPaths(epoch, action.number, action.ways)
+                self._shell.pass_on(Directed(action.node, "", count, "what did connections carry?"))
             case GivePaths():
                 member = self._member(action.rank)
                 if member is not None:

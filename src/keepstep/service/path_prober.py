@@ -1,4 +1,5 @@
-"""The agent's side of probing: answers where packets of some connections are, beside everything else."""
+"""The agent's side of probing: answers where packets of some connections are and what these carried, beside everything
+else."""
 
 from __future__ import annotations
 
@@ -7,16 +8,18 @@ from collections.abc import Callable
 
 from keepstep.errors import KeepstepError
 from keepstep.records.messages import Fact
-from keepstep.records.path_messages import MAX_WAYS, PathsProbed, ProbePaths
+from keepstep.records.path_messages import MAX_WAYS, CountPaths, PathsCounted, PathsProbed, ProbePaths
 from keepstep.service.background import background
 from keepstep.service.clock import Clock
+from keepstep.service.path_counters import carried_by_ways
 from keepstep.service.path_probing import hops_of_ways
 
 __all__ = ["PathProber"]
 
 
 class PathProber:
-    """Carries out `ProbePaths` in a thread, one order at a time; answers go through `upward`."""
+    """Carries out `ProbePaths` in a thread, one order at a time, and `CountPaths` at once; answers go through
+    `upward`."""
 
     def __init__(self, upward: Callable[[Fact], None], *, clock: Clock) -> None:
         self._upward = upward
@@ -24,8 +27,11 @@ class PathProber:
         self._turn = asyncio.Lock()
         self._running: set[asyncio.Task[None]] = set()
 
-    def obey(self, order: ProbePaths) -> None:
+    def obey(self, order: ProbePaths | CountPaths) -> None:
         """Start on an order; from the event loop."""
+        if isinstance(order, CountPaths):
+            self._upward(PathsCounted(order.number, carried_by_ways(order.ways[:MAX_WAYS])))
+            return
         task = background(self._answer(order))
         self._running.add(task)
         task.add_done_callback(self._running.discard)

@@ -7,99 +7,41 @@ two ranks in each group; the rank that sends more dials.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-
-import msgspec
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from keepstep.errors import TrafficError
 from keepstep.records.demand import Flow
-from keepstep.records.path_messages import Way
+from keepstep.records.path_messages import Carried, Way
 from keepstep.records.plan import Route
 from keepstep.traffic.catalogue import MAX_AGE_S
-from keepstep.traffic.dynamics import PathWatch
+from keepstep.traffic.path_actions import (
+    Action,
+    AskCounts,
+    AskHops,
+    ConductorSettings,
+    GivePaths,
+    Place,
+    Renew,
+    Seen,
+    Tell,
+)
+from keepstep.traffic.path_counts import Ends, PathCounts, Place3
+from keepstep.traffic.path_judge import PathJudge
 from keepstep.traffic.planner import Change, Planner
 from keepstep.traffic.source_ports import PortMap, choose_ports
 
-__all__ = ["Action", "AskHops", "ConductorSettings", "GivePaths", "Place", "Renew", "Seen", "Tell", "TrafficConductor"]
+__all__ = ["TrafficConductor"]
 
 _EVERY_S = 1.0
+_COUNT_EVERY_S = 0.5
+_STALL_LONGEST_S = 32.0
 _PATIENCE_S = 5.0
 _RETRY_S = 5.0
 _STEPS_FIRST = 3
 
 
-class ConductorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`hops` names the switches by the address they answer from. `ports` are the source ports that may be used. A flow
-    under `least_bytes` a step is left to chance. With `act` false plans are only told."""
-
-    hops: dict[str, str]
-    ports: tuple[int, ...]
-    ttl: int = 2
-    least_bytes: float = 65536.0
-    act: bool = True
-
-
-class Place(msgspec.Struct, frozen=True):
-    """Where a rank is reached: its node in the topology, address and listening port."""
-
-    node: str
-    host: str
-    port: int
-
-
-class Seen(msgspec.Struct, frozen=True):
-    """What `rank` sent to `peer` in `steps` steps: bytes, and seconds that they were on their way. `peer` -1: nothing
-    but that it made these steps."""
-
-    rank: int
-    peer: int
-    steps: int
-    nbytes: float = 0.0
-    seconds: float = 0.0
-
-
-class AskHops(msgspec.Struct, frozen=True):
-    """Ask the agent of `node` about `ways`, at each of `ttls`."""
-
-    node: str
-    number: int
-    ways: tuple[Way, ...]
-    ttls: tuple[int, ...]
-
-
-class GivePaths(msgspec.Struct, frozen=True):
-    """Give `rank` the plan `number`: ports to dial peers from, and those that peers call from."""
-
-    rank: int
-    number: int
-    dial: dict[int, tuple[int, ...]]
-    accept: dict[int, tuple[int, ...]]
-
-
-class Renew(msgspec.Struct, frozen=True):
-    """Have all links made anew, because the one of `rank` to `peer` carries nothing."""
-
-    rank: int
-    peer: int
-
-
-class Tell(msgspec.Struct, frozen=True):
-    """Say and journal: what changed in the plan, in words. `moved` flows changed their way."""
-
-    text: str
-    moved: int = 0
-    added: int = 0
-    max_load: float = 0.0
-    bound: float = 0.0
-    routes: tuple[Route, ...] = ()
-    down: tuple[str, ...] = ()
-
-
-Action = AskHops | GivePaths | Renew | Tell
-
-
 class TrafficConductor:
-    """One job on a fabric. Feed it with `members`, `seen`, `hops`, `ready`, `stalled`; call `step` often."""
+    """One job on a fabric. Feed it with `members`, `seen`, `hops`, `counted`, `ready`, `stalled`; call `step` often."""
 
     def __init__(self, job: str, planner: Planner, *, settings: ConductorSettings) -> None:
         self.job = job
@@ -110,7 +52,7 @@ class TrafficConductor:
         self._leaf_of = {port.host: port.leaf for port in planner.network.topology.ports}
         self._places: dict[int, Place] = {}
         self._generation = -1
-        self._watches: dict[tuple[str, str], PathWatch] = {}
+        self._judges: dict[Ends, PathJudge] = {}
         self._asked = 0
         self._forget()
 
@@ -130,8 +72,14 @@ class TrafficConductor:
         self._probed = 0.0
         self._stalled: dict[tuple[int, int], float] = {}
         self._down: set[str] = set()
-        self._left: dict[tuple[str, str], set[str]] = {}
+        self._out: set[str] = set()
         self._renewed = False
+        self._counts = PathCounts()
+        self._counting: dict[int, tuple[Way, ...]] = {}
+        self._count_next = 0.0
+        self._stall_s, self._stall_next = _EVERY_S, 0.0
+        for judge in self._judges.values():
+            judge.forget_flows()
 
     @property
     def routes(self) -> dict[tuple[int, int], tuple[str, ...]]:
@@ -152,20 +100,11 @@ class TrafficConductor:
         """What members sent, from their recorders."""
         if generation != self._generation:
             return
-        speeds: dict[tuple[str, str], dict[str, list[float]]] = {}
         for one in news:
-            pair = (one.rank, one.peer)
             if one.peer < 0:
                 self._steps[one.rank] = self._steps.get(one.rank, 0) + one.steps
             elif one.steps and one.rank in self._places and one.peer in self._places:
-                self._sent[pair] = one.nbytes / one.steps
-                route = self._routes.get(pair, ())
-                if len(route) == 3 and one.seconds > 0 and one.nbytes >= self._settings.least_bytes * one.steps:
-                    leaves = speeds.setdefault((route[0], route[2]), {})
-                    leaves.setdefault(route[1], []).append(one.nbytes / one.seconds)
-        if self._phase == "active":
-            for ends, found in speeds.items():
-                self._watch(ends).step({spine: max(values) for spine, values in found.items()})
+                self._sent[one.rank, one.peer] = one.nbytes / one.steps
 
     def hops(self, number: int, hops: Sequence[Sequence[str]], *, why: str = "") -> None:
         """The answer to `AskHops` of that number."""
@@ -174,6 +113,11 @@ class TrafficConductor:
             self._failed.append(f"{node}: {why}")
         for way, found in zip(ways, hops, strict=False):
             self._answers[way] = tuple(found)
+
+    def counted(self, number: int, carried: Sequence[Carried]) -> None:
+        """The answer to `AskCounts` of that number."""
+        for way, one in zip(self._counting.pop(number, ()), carried, strict=False):
+            self._counts.take(way, one)
 
     def ready(self, rank: int, number: int, *, installed: bool, why: str = "") -> None:
         """A member has dialled, or could not, or carries its collectives over the new links now."""
@@ -274,7 +218,8 @@ class TrafficConductor:
             change = self._planned()
         except TrafficError as error:
             return self._later(now, f"no plan: {error}")
-        before = dict(self._routes)
+        before, out_before = dict(self._routes), self._out
+        self._out = set(self._down)
         self._routes = {self._pair_of(route): route.path for route in self._planner.routes(self.job)}
         for a, b in self._pairs():
             if (a, b) not in self._routes and (b, a) in self._routes:
@@ -290,11 +235,14 @@ class TrafficConductor:
             routes=self._planner.routes(self.job),
             down=tuple(sorted(self._down)),
         )
+        news: list[Action] = [tell] if moved or not before or self._out != out_before else []
         if not self._settings.act:
             self._phase = "active"
             self._next = now + _RETRY_S
-            return [tell] if moved or not before else []
-        return [tell, *self._orders(given, now)]
+            return news
+        orders = self._orders(given, now)
+        self._stall_s = _EVERY_S if news or orders else min(2 * self._stall_s, _STALL_LONGEST_S)
+        return [*news, *orders]
 
     def _planned_pairs(self) -> list[tuple[int, int]]:
         """The flows to plan. Where a connection carries bytes both ways and its way back mirrors the way there, one
@@ -331,21 +279,33 @@ class TrafficConductor:
         return tuple(sorted(above[0] & above[1]))
 
     def _planned(self) -> Change:
-        down = self._unused()
-        for (start, end), watch in self._watches.items():
-            down |= {f"{start}>{spine}" for spine in watch.avoided} | {f"{spine}>{end}" for spine in watch.avoided}
-        self._down = down
+        dead, slow = self._unused(), self._slow()
+        self._down = dead | set(slow)
         flows = [
             Flow(self.job, f"{a}-{b}", self._port_of[self._places[a].node], self._port_of[self._places[b].node])
             for a, b in self._planned_pairs()
         ]
         first = self.job not in self._planner.jobs
-        if first or {flow.name for flow in flows} != {flow.name for flow in self._planner.flows(self.job)}:
-            if not first:
-                self._planner.leave(self.job)
-            self._planner.set_down(down)
-            return self._planner.arrive(self.job, flows)
-        return self._planner.set_down(down)
+        fresh = first or {flow.name for flow in flows} != {flow.name for flow in self._planner.flows(self.job)}
+        if fresh and not first:
+            self._planner.leave(self.job)
+        self._planner.set_down(dead)
+        change = self._planner.set_rates(slow)
+        return self._planner.arrive(self.job, flows) if fresh else change
+
+    def _slow(self) -> dict[str, float]:
+        """The share of their rate that links give, as flows show. A link that is as fast as ever between other leaves
+        is not to blame; a connection that leaves a spine leaves it in both directions where these follow each other."""
+        mirrored = self._map.mirrored()
+        shares: dict[str, list[float]] = {}
+        for (start, end), judge in self._judges.items():
+            for spine in judge.heard | set(judge.slow):
+                share = judge.slow.get(spine, 1.0)
+                for link in (f"{start}>{spine}", f"{spine}>{end}"):
+                    shares.setdefault(link, []).append(share)
+        links = {link: max(found) for link, found in shares.items() if max(found) < 1.0}
+        back = {">".join(reversed(link.split(">"))): share for link, share in links.items()} if mirrored else {}
+        return back | links
 
     @staticmethod
     def _pair_of(route: Route) -> tuple[int, int]:
@@ -371,6 +331,7 @@ class TrafficConductor:
         changed = {pair for pair in {*given, *self._given} if given.get(pair) != self._given.get(pair)}
         if not changed:
             self._phase, self._next = "active", now + _EVERY_S
+            self._counts.follow(dict(self._places3()), now=now)
             return []
         self._given = given
         self._renewed = False
@@ -395,6 +356,7 @@ class TrafficConductor:
             late, self._given = ", ".join(map(str, sorted(self._waiting)[:8])), {}
             return self._later(now, f"path plan {self.number} is not in force on ranks {late}; it is given again")
         self._phase, self._next = "active", now + _EVERY_S
+        self._counts.follow(dict(self._places3()), now=now)
         return [Tell(f"path plan {self.number} is in force on all {len(self._places)} members")]
 
     def _push(self, now: float) -> list[Action]:
@@ -406,36 +368,78 @@ class TrafficConductor:
         return [Renew(*stalled[0])]
 
     def _guard(self, now: float) -> list[Action]:
-        """In force: look every second whether the ports still lead where they should."""
+        """In force: look whether the ports still lead where they should, and whether their bytes come through."""
+        if self._judged(now):
+            return self._replan(now)
+        counts = self._count(now)
         if self._open:
             if now < self._deadline:
-                return []
+                return counts
             self._open = {}
         if self._answers:
             answers, self._answers = self._answers, {}
             if self._map.strayed(answers, self._settings.hops):
                 return self._probe(now)
-        if self._slow_or_stalled(now) or now - self._probed > MAX_AGE_S:
+        if self._stands(now) or now - self._probed > MAX_AGE_S:
             return self._probe(now)
         if now < self._next:
-            return []
+            return counts
         self._next = now + _EVERY_S
         ways = [way for pair, ports in self._given.items() for way in self._ways(*pair, ports=ports[:2])]
-        return self._ask(ways, now) if ways else []
+        return counts + (self._ask(ways, now) if ways else [])
 
-    def _slow_or_stalled(self, now: float) -> bool:
-        """Whether a path was left or taken up again by its speed, or a link carries nothing; at most once a second."""
-        avoided = {f"{a}>{s}>{b}" for (a, b), watch in self._watches.items() for s in watch.avoided}
-        known = {f"{a}>{s}>{b}" for (a, b) in self._watches for s in self._left.get((a, b), set())}
-        self._left = {ends: set(watch.avoided) for ends, watch in self._watches.items()}
-        stalled = any(now - at < _EVERY_S for at in self._stalled.values()) and now >= self._next
+    def _stands(self, now: float) -> bool:
+        """Whether a link carries nothing. Asked less and less often while nothing comes of it."""
+        stands = any(now - at < _EVERY_S for at in self._stalled.values()) and now >= self._stall_next
         self._stalled = {}
-        return avoided != known or stalled
+        if stands:
+            self._stall_next = now + self._stall_s
+        return stands
 
-    def _watch(self, ends: tuple[str, str]) -> PathWatch:
-        if ends not in self._watches:
-            self._watches[ends] = PathWatch(self._spines(ends))
-        return self._watches[ends]
+    # ------------------------------------------------------------------ how fast paths are
+
+    def _places3(self) -> Iterator[tuple[Way, Place3]]:
+        """Every way that may be in use, with its ranks, leaves and spine."""
+        for pair, ports in self._given.items():
+            here, there = (self._leaf_of[self._places[rank].node] for rank in pair)
+            for number, (_, way) in enumerate(self._ways(*pair, ports=ports)):
+                back, spine = number % 2, self._map.spine(way)
+                yield way, (pair[::-1], (there, here), spine) if back else (pair, (here, there), spine)
+
+    def _count(self, now: float) -> list[Action]:
+        """Ask every agent what the connections of its node have carried, when the last answers are in or late."""
+        if now < self._count_next or (self._counting and now < self._count_next + _EVERY_S):
+            return []
+        self._count_next = now + _COUNT_EVERY_S
+        by_node: dict[str, list[Way]] = {}
+        for pair, ports in self._given.items():
+            for node, way in self._ways(*pair, ports=ports):
+                by_node.setdefault(node, []).append(way)
+        self._counting = {}
+        actions: list[Action] = []
+        for node, ways in by_node.items():
+            self._asked += 1
+            self._counting[self._asked] = tuple(ways)
+            actions.append(AskCounts(node, self._asked, tuple(ways)))
+        return actions
+
+    def _judged(self, now: float) -> bool:
+        """Whether a path gives another share of its rate than it did, or is tried again."""
+        changed = False
+        for judge in self._judges.values():
+            changed |= bool(judge.due(now).raised)
+        if self._counting:
+            return changed
+        for ends, flows in self._counts.heard(now).items():
+            if ends not in self._judges:
+                self._judges[ends] = PathJudge(self._spines(ends))
+            verdict = self._judges[ends].look(flows, now=now)
+            changed |= bool(verdict.lowered or verdict.raised)
+        return changed
+
+    def _states(self) -> list[str]:
+        slow = self._planner.network.rates
+        return [f"{link} at {slow[link]:.0%}" if link in slow else link for link in sorted(self._down)]
 
     def _words(self, moved: Sequence[tuple[int, int]], unmet: int, *, first: bool) -> str:
         ways = {pair: "-".join(path) for pair, path in self._routes.items()}
@@ -445,7 +449,7 @@ class TrafficConductor:
             what = ", ".join(f"{a}>{b} over {ways[a, b]}" for a, b in sorted(moved)[:8])
             text = f"{len(moved)} of {len(ways)} flows move: {what}" if moved else "no flow moves"
         if self._down:
-            text += f"; out of use: {', '.join(sorted(self._down))}"
+            text += f"; out of use or slow: {', '.join(self._states())}"
         if unmet:
             text += f"; {unmet} connections have no port that suits both directions"
         return text if self._settings.act else f"would do: {text}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from keepstep.errors import TrafficError
 from keepstep.records.topology import Cable, Port, Topology, link_name, split_link
@@ -32,6 +32,7 @@ class Network:
             self.lowers[cable.upper][cable.lower] = cable
         self.down: frozenset[str] = frozenset()
         self.dead: frozenset[str] = frozenset()
+        self.rates: dict[str, float] = {}
         self.set_down(down)
 
     def set_down(self, names: Iterable[str]) -> None:
@@ -42,6 +43,14 @@ class Network:
         self.down = names
         self._known: dict[tuple[str, str], tuple[tuple[str, ...], ...]] = {}
         self.dead = frozenset(link for name in names for link in self.links_of(name))
+
+    def set_rates(self, rates: Mapping[str, float]) -> None:
+        """From now on exactly these links `a>b` give less than their capacity: this share of it, above 0 and below 1.
+        Raises TrafficError for an unknown link or another share."""
+        for name, share in rates.items():
+            if self.links_of(name) != (name,) or not 0 < share < 1:
+                raise TrafficError(f"link {name!r} at {share!r} of its rate", remedy="name a link and a share below 1")
+        self.rates = dict(rates)
 
     def links_of(self, name: str) -> tuple[str, ...]:
         """The directed links that `name` stands for: itself, or all of a switch. Raises TrafficError if unknown."""
@@ -64,9 +73,11 @@ class Network:
         return link_name(start, end) not in self.dead and self.cable(start, end) is not None
 
     def capacity(self, start: str, end: str) -> float:
-        """Gbit/s of all parallel cables of a directed link; 0.0 where it is down."""
+        """Gbit/s of all parallel cables of a directed link, as far as it gives them; 0.0 where it is down."""
         cable = self.cable(start, end)
-        return cable.gbps * cable.count if cable is not None and self.alive(start, end) else 0.0
+        if cable is None or not self.alive(start, end):
+            return 0.0
+        return cable.gbps * cable.count * self.rates.get(link_name(start, end), 1.0)
 
     def paths(self, source: str, destination: str) -> tuple[tuple[str, ...], ...]:
         """All shortest ways up and down from leaf to leaf that are alive; ((leaf,),) for the same leaf."""

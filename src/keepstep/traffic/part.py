@@ -1,7 +1,8 @@
 """One connected part of a network with its flows: the exact engine where it applies, the general one elsewhere.
 
 `Uplinks` (edge colouring, provably the smallest maximum) serves two tiers with equal cables when flows are counted;
-`Balance` (linear program with rounding) serves three tiers, unequal cables, and flows weighed by their bytes.
+`Balance` (linear program with rounding) serves three tiers, unequal cables, and flows weighed by their bytes. Where
+links of a part give less than their capacity for a while, the general engine takes the plan over, and gives it back.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from keepstep.records.topology import Cable, split_link
+from keepstep.records.topology import split_link
 from keepstep.traffic.balance import Balance
 from keepstep.traffic.network import Network
 from keepstep.traffic.uplinks import Uplinks
@@ -30,15 +31,23 @@ class Part:
         cables = [cable for leaf in leaves for cable in network.uppers[leaf].values()]
         tall = any(network.uppers[spine] for spine in self._spines)
         kinds = {(cable.gbps, cable.count) for cable in cables}
-        self.exact = len(kinds) == 1 and not tall and not by_bytes
-        self._cables_each = cables[0].count if self.exact else 1
+        self._even = len(kinds) == 1 and not tall and not by_bytes
+        self._cables = cables
+        self._cables_each = cables[0].count if self._even else 1
         self._number = {spine: number for number, spine in enumerate(self._spines)}
-        self._engine: Uplinks | Balance = self._uplinks() if self.exact else self._balance(cables)
+        self._names = list(self._leaves)
+        self._engine: Uplinks | Balance = self._uplinks() if self._even else self._balance()
         self._cable_of: dict[int, Way] = {}
         self._used: Counter[tuple[str, str, int]] = Counter()
         self._closed: frozenset[tuple[int, int]] = frozenset()
-        self._absent = self._missing() if self.exact else frozenset()
+        self._absent = self._missing() if self._even else frozenset()
+        self._moved: dict[int, None] = {}
         self.follow_network()
+
+    @property
+    def exact(self) -> bool:
+        """Whether the plan is the optimum by construction."""
+        return isinstance(self._engine, Uplinks)
 
     @property
     def method(self) -> str:
@@ -105,12 +114,20 @@ class Part:
         return (self._names[left], self._spines[spine], self._names[right]), cable
 
     def follow_network(self) -> list[int]:
-        """Move slots off links that went down since, and use those that came back; the slots that have no way now."""
+        """Move slots off links that went down or slowed down since, and use those that came back; the slots that have
+        no way now."""
+        homeless = self._follow_down()
+        if (self._even and not self._slowed()) != self.exact:
+            self._change_engine()
+        return homeless
+
+    def _follow_down(self) -> list[int]:
         if isinstance(self._engine, Balance):
             homeless = self._engine.reroute()
             for slot in homeless:
                 self._forget(slot)
-            self._engine.improve(max(8, len(self._engine.moved)))
+            slowed = len(self._engine.path_of) if self._slowed() else 0
+            self._engine.improve(max(8, len(self._engine.moved), slowed))
             return homeless
         closed = self._absent | frozenset(self._dead_links())
         opened = self._closed - closed
@@ -122,9 +139,34 @@ class Part:
             self._engine.level()
         return homeless
 
+    def _slowed(self) -> bool:
+        """Whether a link of this part gives less than its capacity."""
+        return any(
+            end in self._leaves or end in self._number for link in self._network.rates for end in link.split(">")
+        )
+
+    def _change_engine(self) -> None:
+        """Hand the plan over to the other engine as it is, which then betters it."""
+        old = self._engine
+        ways = {slot: self.way(slot) for slot in (old.path_of if isinstance(old, Balance) else old.spine_of)}
+        self._moved |= dict.fromkeys(old.settle())
+        self._engine = self._balance() if isinstance(old, Uplinks) else self._uplinks()
+        self._closed = frozenset()
+        self._cable_of.clear()
+        self._used.clear()
+        for slot, way in ways.items():
+            self.keep(slot, way, weight=1.0)
+        self._engine.settle()
+        if isinstance(self._engine, Balance):
+            self._engine.improve(len(ways))
+        else:
+            self._follow_down()
+            self._engine.level()
+
     def settle(self) -> list[int]:
         """The slots that have another way than at the last call."""
-        return list(self._engine.settle())
+        moved, self._moved = self._moved | dict.fromkeys(self._engine.settle()), {}
+        return list(moved)
 
     def _emptiest(self, path: tuple[str, ...]) -> int:
         """Of the parallel cables of a path the number whose fullest hop carries fewest slots."""
@@ -148,11 +190,10 @@ class Part:
         return [(a, b, number % (cable.count if (cable := self._network.cable(a, b)) else 1)) for a, b in pairs]
 
     def _uplinks(self) -> Uplinks:
-        self._names = list(self._leaves)
         return Uplinks(len(self._leaves), len(self._spines) * self._cables_each)
 
-    def _balance(self, cables: Sequence[Cable]) -> Balance:
-        return Balance(self._network, reference_gbps=max((cable.gbps for cable in cables), default=1.0))
+    def _balance(self) -> Balance:
+        return Balance(self._network, reference_gbps=max((cable.gbps for cable in self._cables), default=1.0))
 
     def _missing(self) -> frozenset[tuple[int, int]]:
         """(end, spine) of the engine for every cable that is not there."""

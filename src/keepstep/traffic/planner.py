@@ -124,7 +124,18 @@ class Planner:
         """Exactly these links and switches are down from now on. Raises TrafficError for an unknown name."""
         before = self.network.down
         self.network.set_down(names)
-        touched = self._touched(before ^ self.network.down)
+        return self._follow(before ^ self.network.down)
+
+    def set_rates(self, rates: Mapping[str, float]) -> Change:
+        """Exactly these links give only a share (0 to 1) of their capacity from now on: they carry fewer flows. Raises
+        TrafficError for an unknown link."""
+        before = self.network.rates
+        self.network.set_rates(rates)
+        return self._follow(name for name in {*before, *rates} if before.get(name) != rates.get(name))
+
+    def _follow(self, names: Iterable[str]) -> Change:
+        """Plan anew what uses these links and switches."""
+        touched = self._touched(names)
         for part in touched:
             self._stranded.update(self._parts[part].follow_network())
         back: list[int] = []
