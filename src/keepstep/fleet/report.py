@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -22,11 +23,14 @@ from keepstep.records.finding_words import ranks_of, suspect_words
 from keepstep.records.move_words import move_lines
 from keepstep.records.moves import MoveRecord
 
-__all__ = ["FindingReport", "IncidentReport", "RunReport", "report_text", "summarise"]
+__all__ = ["FOR_THE_REPORT", "FindingReport", "IncidentReport", "RunReport", "report_text", "summarise"]
 
+FOR_THE_REPORT = (JobStarted, JobEnded, Finding, Incident, DrillRecord, CoverageRecord, MoveRecord, StepProgress)
+"""The kinds of records that `summarise` reads: no other one reaches the report. Of `StepProgress` the last counts."""
 _DRILL_WINDOW_S = 30.0
 """A drill explains an incident of its rank that begins at most so long after it (a freeze is seen late)."""
 _EVIDENCE_SHOWN = 6
+_Kind = TypeVar("_Kind", bound=Event)
 _STILL_RUNNING = "the job is still running"
 _EARLY_S = 1.0
 """The onset may be a collective that began before the injection: the lost rank was already awaited."""
@@ -116,34 +120,17 @@ def summarise(events: Iterable[Event], *, running: bool = False) -> RunReport:
 
     `running` says that a journal without an end is of a job that still runs.
     """
-    started: JobStarted | None = None
-    ended: JobEnded | None = None
-    incidents: list[Incident] = []
-    drills: list[DrillRecord] = []
+    told = [event for event in events if isinstance(event, FOR_THE_REPORT)]
+    started = next(iter(_of(told, JobStarted)), None)
+    ended = next(reversed(_of(told, JobEnded)), None)
+    coverage = next(reversed(_of(told, CoverageRecord)), None)
+    sampled = next(reversed(_of(told, StepProgress)), None)
+    drills = [drill for drill in _of(told, DrillRecord) if not drill.ended]
     findings: dict[int, Finding] = {}
-    moves: list[MoveRecord] = []
-    coverage: CoverageRecord | None = None
-    sampled = 0
-    for event in events:
-        match event:
-            case JobStarted():
-                started = started or event
-            case JobEnded():
-                ended = event
-            case Incident():
-                incidents.append(event)
-            case Finding():
-                findings[event.number or -len(findings) - 1] = event  # the last word on a number counts
-            case MoveRecord():
-                moves.append(event)
-            case StepProgress():
-                sampled = event.step or 0
-            case CoverageRecord():
-                coverage = event
-            case DrillRecord(ended=False):
-                drills.append(event)
-    reports = tuple(_incident(incident, drills) for incident in incidents)
-    kept = ended.steps_kept if ended else sampled
+    for finding in _of(told, Finding):
+        findings[finding.number or -len(findings) - 1] = finding  # the last word on a number counts
+    reports = tuple(_incident(incident, drills) for incident in _of(told, Incident))
+    kept = ended.steps_kept if ended else (sampled.step or 0) if sampled else 0
     computed = kept + sum(report.steps_recomputed for report in reports)
     return RunReport(
         job=started.job if started else "",
@@ -158,9 +145,14 @@ def summarise(events: Iterable[Event], *, running: bool = False) -> RunReport:
         false_alarm_s=sum(report.first_valid_step or 0.0 for report in reports if not report.members_changed),
         duration_s=ended.wall - started.wall if started and ended else None,
         findings=tuple(_finding(finding) for finding in findings.values()),
-        moves=tuple(moves),
+        moves=tuple(_of(told, MoveRecord)),
         predicted_losses=coverage,
     )
+
+
+def _of(events: Sequence[Event], kind: type[_Kind]) -> list[_Kind]:
+    """Those of one kind, which must be in `FOR_THE_REPORT`, in order."""
+    return [event for event in events if isinstance(event, kind)]
 
 
 def _finding(finding: Finding) -> FindingReport:
