@@ -90,6 +90,17 @@ def test_over_nodes_a_loss_that_is_no_number_stops_it(tmp_path):
     assert not (tmp_path / "run" / "journal.jsonl").exists()
 
 
+@pytest.mark.long
+def test_over_nodes_an_agent_does_not_wait_for_the_job_behind_a_rejected_canary(tmp_path):
+    """The canary ended with 0 and made too few steps."""
+    controller, agents = over_nodes(tmp_path, "--steps", 3, nodes="a")
+    _, said = controller.communicate(timeout=300)
+    assert controller.returncode == 1
+    assert "it made 3 of 5 steps" in said.strip().splitlines()[-1]
+    _, heard = agents[0].communicate(timeout=120)
+    assert agents[0].returncode == 1 and "no controller came" not in heard, heard
+
+
 def test_bad_canaries_are_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for words, says in (

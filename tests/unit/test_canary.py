@@ -15,7 +15,7 @@ from keepstep.fleet.report import FindingReport, IncidentReport, RunReport
 from keepstep.records.canary import CanaryLoss, canary_name, canary_steps, name_without_canary
 from keepstep.records.finding import QUIET
 from keepstep.records.messages import AgentHello
-from keepstep.service.canary_run import Canary, CanaryFailed, canary_plan, not_a_canary, run_canary
+from keepstep.service.canary_run import Canary, CanaryFailed, canary_plan, last_word, not_a_canary, run_canary
 from keepstep.service.job_host import JobPlan
 from keepstep.service.member_process import bad_loss
 from keepstep.service.settings import Settings
@@ -77,6 +77,9 @@ def test_a_clean_canary_gives_no_trouble():
 )
 def test_what_keeps_a_job_from_being_widened(fields, says):
     assert says in canary_trouble(msgspec.structs.replace(CLEAN, **fields), steps=5)
+    assert last_word(CLEAN, "j-canary-5") == (0, CLEAN.why)
+    code, why = last_word(msgspec.structs.replace(CLEAN, **fields), "j-canary-5")
+    assert code == fields.get("exit_code", 1) and says in why, "agents would wait for the job"
 
 
 @pytest.mark.parametrize("kind", sorted(QUIET))

@@ -118,12 +118,16 @@ class Analyst:
             await self._ask(Look(self._clock.wall(), reports, plain, self.retired(), self.arrivals()))
         self.after_look()
 
-    async def close(self) -> None:
-        """A last look, then the end of the process."""
-        self._closing = True
+    async def last_look(self) -> None:
+        """Look at what came in since the last time. A process that does not answer has nothing more to say."""
         if self._process is not None:
             with contextlib.suppress(OSError, asyncio.IncompleteReadError, TimeoutError, RecordError):
                 await asyncio.wait_for(self.look(), 5.0)
+
+    async def close(self) -> None:
+        """A last look, then the end of the process."""
+        self._closing = True
+        await self.last_look()
         if self._task is not None:
             self._task.cancel()
         await self._end()

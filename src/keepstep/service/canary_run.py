@@ -15,7 +15,7 @@ from keepstep.service.job_host import JobPlan
 from keepstep.service.output import Console
 from keepstep.service.run_directory import CANARY_FOLDER, REPORT_FILE, RunDirectory
 
-__all__ = ["Canary", "CanaryFailed", "canary_plan", "not_a_canary", "run_canary"]
+__all__ = ["Canary", "CanaryFailed", "canary_plan", "last_word", "not_a_canary", "run_canary"]
 
 _MAX_REPORT_BYTES = 64 * 1024 * 1024
 
@@ -82,6 +82,14 @@ def run_canary(plan: JobPlan, canary: Canary, *, path: Path, lead: Callable[[Job
     console = Console()
     console.say(f"keepstep: the canary of {canary.ranks} ranks came to a clean end, the job begins", error=True)
     console.close()
+
+
+def last_word(report: RunReport, job: str) -> tuple[int, str]:
+    """The exit code that agents of `job`, a canary, end with and why; 0: they come again, for the job itself."""
+    why = canary_trouble(report, steps=canary_steps(job))
+    if not why:
+        return 0, report.why
+    return report.exit_code or CanaryFailed.exit_code, f"the canary is no reason to go on: {why}"
 
 
 def _report_of(folder: Path) -> RunReport | None:

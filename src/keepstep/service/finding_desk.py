@@ -150,6 +150,10 @@ class FindingDesk:
         for standing in self._starts.note(fact, node=node, member=member, now=self._clock.wall()):
             self._on_change(standing)
 
+    async def last_look(self) -> None:
+        """Have everything found that the facts so far can show."""
+        await self.analyst.last_look()
+
     async def close(self) -> None:
         """A last look, and the end of everything."""
         await self.analyst.close()

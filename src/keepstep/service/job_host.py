@@ -22,7 +22,7 @@ from keepstep.control.job_state import Directed, JobSpec, StopRequest
 from keepstep.control.outcome import final_weights
 from keepstep.control.roster import live, standbys
 from keepstep.errors import KeepstepError, StoreError, UsageError
-from keepstep.fleet.report import report_text, summarise
+from keepstep.fleet.report import RunReport, report_text, summarise
 from keepstep.records.events import JobEnded, JobStarted, StepProgress
 from keepstep.records.messages import Fact
 from keepstep.service.background import background
@@ -238,6 +238,11 @@ class JobHost:
             self.failed = KeepstepError(f"internal error: {error!r}", remedy=remedy)
             self.shell.done.set()
 
+    async def outlook(self) -> RunReport:
+        """The report that is to come, once all processes are gone: for those who must be told before it is written."""
+        await self.desk.last_look()
+        return summarise([*self._keeper.events, self._ended(self.standing(newest=True))])
+
     def finish(self, last: Standing | None = None) -> int:
         """Write the last records and the report, print the time line; the exit code of the job.
 
@@ -247,19 +252,9 @@ class JobHost:
             self._keep_progress(last)
         if self._control is not None:
             self._control.close()
-        state = self.shell.state
-        code = self.failed.exit_code if self.failed else state.exit_code or 0
-        self._keeper.keep(
-            JobEnded(
-                job=self.plan.job,
-                wall=self._clock.wall(),
-                exit_code=code,
-                why=str(self.failed or state.exit_why),
-                steps_kept=max(state.version, last.step if last else 0, 0),
-                weights_sha256=final_weights(state),
-            ),
-            durable=True,
-        )
+        ended = self._ended(last)
+        code = ended.exit_code
+        self._keeper.keep(ended, durable=True)
         for drill in self.shell.waiting_drills():
             self._console.say(f"keepstep: never happened: {drill}", error=True)
         for problem in (self._write_report(), self._close_journal()):
@@ -267,6 +262,17 @@ class JobHost:
                 self._console.say(f"keepstep: {problem}", error=True)
                 code = code or problem.exit_code
         return code
+
+    def _ended(self, last: Standing | None) -> JobEnded:
+        state = self.shell.state
+        return JobEnded(
+            job=self.plan.job,
+            wall=self._clock.wall(),
+            exit_code=self.failed.exit_code if self.failed else state.exit_code or 0,
+            why=str(self.failed or state.exit_why),
+            steps_kept=max(state.version, last.step if last else 0, 0),
+            weights_sha256=final_weights(state),
+        )
 
     def _write_report(self) -> StoreError | None:
         report = summarise(self._keeper.events)

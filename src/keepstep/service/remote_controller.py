@@ -7,9 +7,10 @@ from pathlib import Path
 
 import msgspec
 
+from keepstep.records.canary import canary_steps
 from keepstep.records.messages import Assignment
 from keepstep.service.background import background
-from keepstep.service.canary_run import Canary, not_a_canary, run_canary
+from keepstep.service.canary_run import Canary, last_word, not_a_canary, run_canary
 from keepstep.service.clock import Clock, SystemClock
 from keepstep.service.job_host import JobHost, JobPlan, LeftJob, job_name
 from keepstep.service.launcher import RunRequest, checked_script
@@ -140,8 +141,10 @@ class _Serving:
             await host.shell.done.wait()
             for task in tasks:
                 task.cancel()
-            state = host.shell.state
-            await registry.dismiss(plan.job, code=state.exit_code or 0, why=state.exit_why)
+            code, why = host.shell.state.exit_code or 0, host.shell.state.exit_why
+            if canary_steps(plan.job):
+                code, why = last_word(await host.outlook(), plan.job)
+            await registry.dismiss(plan.job, code=code, why=why)
         finally:
             await server.close()
             await host.close()
