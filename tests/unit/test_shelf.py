@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keepstep.training.host_memory import Block, copy_bytes, free_bytes
+from keepstep.training.host_memory import Block, copy_bytes
 from keepstep.training.manifest import Entry, Manifest
 from keepstep.training.shelf import KeptState, Shelf
 
@@ -95,37 +95,3 @@ def test_bytes_are_copied_as_they_are() -> None:
     copy_bytes(target.view, source.view)
     assert bytes(target.view) == b"hello"
     copy_bytes(Block(0).view, Block(0).view)
-
-
-def test_free_memory_is_the_least_of_what_system_and_cgroup_say(tmp_path) -> None:
-    meminfo, group = tmp_path / "meminfo", tmp_path / "group"
-    meminfo.write_text("MemTotal: 9 kB\nMemAvailable:   4 kB\n")
-    group.mkdir()
-    assert free_bytes(meminfo, group) == 4096
-    (group / "memory.max").write_text("max\n")
-    assert free_bytes(meminfo, group) == 4096
-    (group / "memory.max").write_text("3000\n")
-    (group / "memory.current").write_text("1000\n")
-    assert free_bytes(meminfo, group) == 2000
-    (group / "memory.current").write_text("9000\n")
-    assert free_bytes(meminfo, group) == 0
-    assert free_bytes(tmp_path / "none", tmp_path / "none") > 1 << 60
-
-
-def test_a_limit_on_any_cgroup_above_the_own_one_counts(tmp_path) -> None:
-    """As Slurm sets it on a job, and not on the step that the process is in."""
-    meminfo, groups, membership = tmp_path / "meminfo", tmp_path / "groups", tmp_path / "cgroup"
-    meminfo.write_text("MemAvailable: 90 kB\n")
-    job = groups / "slurm" / "job_1"
-    (job / "step_0").mkdir(parents=True)
-    membership.write_text("1:name=systemd:/elsewhere\n0::/slurm/job_1/step_0\n")
-    for place, limit in ((job / "step_0", "max"), (job, "3000"), (groups / "slurm", "9000")):
-        (place / "memory.max").write_text(f"{limit}\n")
-        (place / "memory.current").write_text("1000\n")
-    assert free_bytes(meminfo, groups, membership=membership) == 2000
-    (job / "memory.stat").write_text("anon 500\nactive_file 50\ninactive_file 450\n")
-    assert free_bytes(meminfo, groups, membership=membership) == 2450
-    (job / "step_0" / "memory.high").write_text("2500\n")
-    assert free_bytes(meminfo, groups, membership=membership) == 1500
-    membership.write_text("0::/../slurm/job_1\n")
-    assert free_bytes(meminfo, groups, membership=membership) == 90 * 1024

@@ -21,6 +21,7 @@ from keepstep.service.clock import Clock, SystemClock
 from keepstep.service.environment import training_environment
 from keepstep.service.launcher import checked_script, needs_library
 from keepstep.service.trials import Nursery, TrialLimits, Trials, last_lines
+from keepstep.store.machine_memory import free_bytes, machine_bytes
 
 __all__ = ["MOST_WORLD", "PreflightReport", "PreflightRequest", "RankTried", "open_nursery", "preflight"]
 
@@ -149,7 +150,7 @@ class _Preflight:
             limit_s=request.trial_s,
             directory=str(self._directory),
         )
-        memory = request.memory_bytes or int(_free_bytes() * _SHARE)
+        memory = request.memory_bytes or int(free_bytes() * _SHARE)
         nursery.wait_until_ready()
         trials = Trials(plan, nursery, limits=TrialLimits(memory, request.whole_s), clock=self._clock)
         try:
@@ -210,7 +211,7 @@ class _Preflight:
         if not self._traces or (os.cpu_count() or 1) < 2:
             return 1
         peak = max((trace.ended.peak_bytes for trace in self._traces.values() if trace.ended is not None), default=0)
-        return 2 if peak and 2 * peak < _free_bytes() * _SHARE else 1
+        return 2 if peak and 2 * peak < free_bytes() * _SHARE else 1
 
     def _tell(self, trace: Trace, seconds: float) -> None:
         self._seconds[trace.rank] = seconds
@@ -236,7 +237,7 @@ class _Preflight:
     def _report(self, seconds: float) -> PreflightReport:
         request = self._request
         traces = list(self._traces.values())
-        memory = node_memory(traces, self._local, node_bytes=request.node_bytes or _node_bytes())
+        memory = node_memory(traces, self._local, node_bytes=request.node_bytes or machine_bytes())
         found = trial_findings(traces, request.world)
         if memory is not None and request.local:
             found += memory_finding(memory)
@@ -282,22 +283,3 @@ def _environment() -> dict[str, str]:
     ordered = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "TORCHELASTIC_RESTART_COUNT": "0"}
     base = {key: value for key, value in os.environ.items() if not key.startswith("KEEPSTEP_")}
     return training_environment(base, ordered, run_id="preflight", own={}, master_port=None)
-
-
-def _meminfo(name: str) -> int:
-    with open("/proc/meminfo", encoding="ascii") as file:
-        found = next((line.split()[1] for line in file if line.startswith(name + ":")), "0")
-    return int(found) * 1024
-
-
-def _node_bytes() -> int:
-    """Memory of this machine, or of the control group it is."""
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-    except OSError:
-        limit = "max"
-    return min(_meminfo("MemTotal"), int(limit)) if limit.isdigit() else _meminfo("MemTotal")
-
-
-def _free_bytes() -> int:
-    return min(_meminfo("MemAvailable"), _node_bytes())

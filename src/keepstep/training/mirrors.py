@@ -13,11 +13,12 @@ from keepstep.errors import KeepstepError
 from keepstep.records.domain_messages import StateKept
 from keepstep.records.messages import Fetched, FetchFailed
 from keepstep.records.mirror_messages import AskMirrors, Mirrors, TakeMirror
+from keepstep.store.machine_memory import free_bytes
 from keepstep.training import private
 from keepstep.training.agent_link import AgentLink
 from keepstep.training.data import Batches
 from keepstep.training.fabric import Fabric, Mode
-from keepstep.training.host_memory import copy_bytes, free_bytes
+from keepstep.training.host_memory import copy_bytes
 from keepstep.training.mirror_holder import MirrorHolder
 from keepstep.training.mirror_plan import COPIES, Share, plan_of, votes_of
 from keepstep.training.mirror_sender import MirrorSender, PrivateSender

@@ -17,6 +17,7 @@ import torch
 from keepstep.errors import KeepstepError, RecordError
 from keepstep.records.sandbox_messages import MOST_KINDS, RoleKind, WarmedUp, WarmUp
 from keepstep.records.step_recording import MAX_RECORDING_BYTES, Recording, check_key, decode_recording
+from keepstep.store.machine_memory import free_bytes
 from keepstep.training.agent_link import AgentLink
 from keepstep.training.fabric import connect_fabric
 from keepstep.training.process_state import ProcessState, forget_ranks, uses_meshes
@@ -171,16 +172,7 @@ def _bounded(path: Path) -> bytes:
 
 
 def available_memory_bytes() -> int:
-    """What this process could use: what the machine and its control group have left, and what it holds already."""
-    with open("/proc/meminfo", encoding="ascii") as file:
-        found = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in file if line.endswith("kB\n")}
-    left = found.get("MemAvailable", 0)
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        if limit.isdigit():
-            left = min(left, int(limit) - int(Path("/sys/fs/cgroup/memory.current").read_text()))
-    except (OSError, ValueError):
-        pass
+    """What this process could use: what the machine and its control groups have left, and what it holds already."""
     with open("/proc/self/statm", encoding="ascii") as file:
         own = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    return max(0, left) + own
+    return free_bytes() + own
