@@ -216,6 +216,17 @@ def test_parts_of_two_generations_make_no_checkpoint(tmp_path: Path) -> None:
     assert (step_directory(tmp_path, 20) / ".metadata").exists()
 
 
+def test_the_newest_step_is_one_that_was_written_or_loaded_here(tmp_path: Path) -> None:
+    writers = writers_in(tmp_path)
+    assert writers[0].newest(99) == -1
+    state = write(tmp_path, [10, 20], writers=writers)[0]
+    assert [writers[0].newest(version) for version in (9, 19, 20, 99)] == [-1, 10, 20, 20]
+    later = writers_in(tmp_path)[0]
+    assert later.newest(99) == -1
+    later.load(10, state)
+    assert later.newest(99) == 10
+
+
 def test_a_full_disk_is_reported_once_and_training_goes_on(tmp_path: Path) -> None:
     problems: list[str] = []
     state = member(1)

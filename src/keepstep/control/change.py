@@ -2,8 +2,8 @@
 
 The order of things: fill empty ranks with standbys; stayers park; all come to one version at a step boundary; joiners
 take the state of that version from every replica that has the majority's digest; where no live replica is left, they
-take mirrors and all return to the newest version that these have; else all load the newest checkpoint that all can
-load; everybody goes on in the new generation.
+take mirrors and all return to the newest version that these have; else, or where it is newer, all load the newest
+checkpoint that all can load; everybody goes on in the new generation.
 """
 
 from __future__ import annotations
@@ -14,7 +14,14 @@ import msgspec
 
 from keepstep.control.capacity import choose_standby, node_for_rank, run_short
 from keepstep.control.job_state import Change
-from keepstep.control.mirror_sources import mirrored_ranks, note_sources, place_mirrors, seek_mirrors, take_mirror
+from keepstep.control.mirror_sources import (
+    keep_to_mirrors,
+    mirrored_ranks,
+    note_sources,
+    place_mirrors,
+    seek_mirrors,
+    take_mirror,
+)
 from keepstep.control.move_losses import kept_joiner, settle_claims
 from keepstep.control.outcome import (
     BROKEN_STANDBYS,
@@ -287,10 +294,13 @@ def _restore_when_known(turn: Turn) -> None:
     if any(m.checkpoints is None for m in members):
         return
     common = _common_steps(turn, members)
+    version = max(common, default=-1)
+    if keep_to_mirrors(turn, _joiners(turn), loadable=version):
+        _copy_state(turn)
+        return
     if not common and not change.initial:
         _without_checkpoint(turn)
         return
-    version = max(common, default=-1)
     reached = max(change.reached, turn.state.version)
     change = turn.change(restore=version, version=max(version, 0), reached=reached)
     turn.let(version=max(version, 0))

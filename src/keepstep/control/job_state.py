@@ -132,13 +132,15 @@ def incident_of(lost: tuple[Loss, ...], index: int) -> int:
 class MirrorSearch(msgspec.Struct, frozen=True):
     """Stayers were asked for mirrors. `answers` by member, `chosen` by joining rank with the holder; `over`: none fit.
 
-    `refused` are (holder, rank, version) that could not be taken.
+    `refused` are (holder, rank, version) that could not be taken. `loadable` is the newest checkpoint that all can load
+    (-1: none; None: nobody was asked, because none can be newer than the mirrors).
     """
 
     answers: dict[str, Mirrors] = {}
     chosen: dict[int, tuple[int, HeldMirror]] = {}
     refused: frozenset[tuple[int, int, int]] = frozenset()
     over: bool = False
+    loadable: int | None = None
 
 
 class Change(msgspec.Struct, frozen=True):

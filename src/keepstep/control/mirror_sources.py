@@ -1,7 +1,7 @@
 """Mirrors in a change: which version all can come to with them, who takes which one, and who holds whose. Pure.
 
-For a rank without a live replica the newest mirror counts that a live stayer holds whole. All stayers must be able to
-stand at its version: they do already, or they have a copy of their own.
+For a rank without a live replica the newest mirror counts that a live stayer holds whole, unless a checkpoint is newer.
+All stayers must be able to stand at its version: they do already, or they have a copy of their own.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from keepstep.records.mirror_messages import AskMirrors, HeldMirror, Mirrors, Pl
 
 __all__ = [
     "choose_mirrors",
+    "keep_to_mirrors",
     "mirrored_ranks",
     "note_sources",
     "on_mirrors",
@@ -49,7 +50,8 @@ def place_mirrors(turn: Turn, generation: int, *, heirs: Sequence[Member] = ()) 
 
 
 def seek_mirrors(turn: Turn, joiners: list[Member], *, why: str) -> bool:
-    """Ask for mirrors, wait for the answers, have all return to the version chosen. False if there is none that fits.
+    """Ask for mirrors, wait for the answers, have all return to the version chosen. False if there is none that fits,
+    or a checkpoint may be newer.
 
     `why` says what is lacking. To be called until it has led to a version at which nothing is lacking.
     """
@@ -71,8 +73,36 @@ def seek_mirrors(turn: Turn, joiners: list[Member], *, why: str) -> bool:
         turn.change(search=msgspec.structs.replace(search, over=True, chosen={}))
         turn.because(_why_none(search, joiners))
         return False
+    newest = _newest_checkpoint(stayers, search)
+    if found[0] < newest:
+        turn.change(search=msgspec.structs.replace(search, chosen={}))
+        turn.because(f"the newest mirrors are of version {found[0]}, there may be a checkpoint of step {newest}")
+        return False
     _return_to(turn, stayers, version=found[0], chosen=found[1])
     return True
+
+
+def keep_to_mirrors(turn: Turn, joiners: list[Member], *, loadable: int) -> bool:
+    """All have said what they can load, `loadable` is the newest step: True, and no checkpoint is looked for any more,
+    if the mirrors that were passed over for it are not older."""
+    change = _present(turn)
+    search = change.search
+    stayers = [m for m in live(turn.state.members) if not m.joiner]
+    if search is None or search.over or not stayers:
+        return False
+    found = choose_mirrors(stayers, joiners, change=change)
+    if found is None or found[0] < loadable:
+        return False
+    turn.change(search=msgspec.structs.replace(search, loadable=loadable), finding=False)
+    turn.because(f"no checkpoint that all can load is newer than the mirrors of version {found[0]}")
+    return True
+
+
+def _newest_checkpoint(stayers: Sequence[Member], search: MirrorSearch) -> int:
+    """The newest step that all can load; before they were asked for it, the newest whose parts the stayers wrote."""
+    if search.loadable is not None:
+        return search.loadable
+    return min(search.answers[member.name].checkpoint for member in stayers)
 
 
 def _why_none(search: MirrorSearch, joiners: list[Member]) -> str:

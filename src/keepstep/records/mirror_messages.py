@@ -36,12 +36,16 @@ class _Said(msgspec.Struct, frozen=True, tag_field="kind"):
 
 
 class Mirrors(_Said, frozen=True, tag=True):
-    """What a stayer has: its `own` state at these versions, mirrors it `held`, and lost ranks' own state by version."""
+    """What a stayer has: its `own` state at these versions, mirrors it `held`, and lost ranks' own state by version.
+
+    `checkpoint` is the newest step whose part it has written or loaded (-1: none).
+    """
 
     generation: int
     own: tuple[int, ...] = ()
     held: tuple[HeldMirror, ...] = ()
     private: dict[int, dict[int, bytes]] = {}
+    checkpoint: int = -1
 
 
 class _Ordered(_Said, frozen=True):

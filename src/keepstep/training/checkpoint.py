@@ -151,6 +151,10 @@ class CheckpointWriter:
         self.wait()
         return valid_steps(self._directory, rank=self._rank, world=self._world, ranks=self._ranks)
 
+    def newest(self, version: int) -> int:
+        """The newest step up to `version` that this rank has written or loaded here; -1: none."""
+        return max((step for step in tuple(self._known) if step <= version), default=-1)
+
     def private(self, step: int) -> bytes:
         """The private part of this rank in a step that is valid."""
         return read_header(step_directory(self._directory, step) / file_name(self._rank))[0].private

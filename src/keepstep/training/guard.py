@@ -314,7 +314,7 @@ class Guard:
             (Say, self._say),
             (TellSettled, self._tell_settled),
             (TakeState, self._take_state),
-            (ShowMirrors, lambda act: self.mirrors.show(act.order, streams=self.streams)),
+            (ShowMirrors, self._show_mirrors),
             (PutBack, self._put_back),
             (TakeCopy, lambda act: self.mirrors.take(act.order, self._tracked(), streams=self.streams)),
             (ListCheckpoints, self._list_checkpoints),
@@ -338,6 +338,10 @@ class Guard:
     def _take_state(self, act: TakeState) -> None:
         self._stop_moving()
         self._handover.take(act.order, self._tracked(), streams=self.streams)
+
+    def _show_mirrors(self, act: ShowMirrors) -> None:
+        newest = self.tiers.newest(self.state.version)
+        self.mirrors.show(act.order, streams=self.streams, checkpoint=newest)
 
     def _put_back(self, act: PutBack) -> None:
         self._handover.hide()

@@ -133,15 +133,19 @@ class MemberMirrors:
 
     # ------------------------------------------------------------------ in a change
 
-    def show(self, order: AskMirrors, *, streams: Sequence[Batches]) -> None:
-        """Say what is there; it stays until the next generation. Own copies count where all `streams` can go back."""
+    def show(self, order: AskMirrors, *, streams: Sequence[Batches], checkpoint: int = -1) -> None:
+        """Say what is there; it stays until the next generation. Own copies count where all `streams` can go back.
+
+        `checkpoint` is the newest step whose part this member has written or loaded.
+        """
         self.settle()
         self._holder.freeze()
         held = tuple(kept.announced() for kept in self._holder.shelf.all() if kept.rank in order.ranks)
         copies = [kept for kept in self._own.all() if private.within_reach(kept.private, streams)]
         own = tuple(kept.version for kept in copies)
         known = {rank: self._holder.private_of(rank) for rank in order.ranks}
-        self._link.say(Mirrors(order.generation, own, held, {rank: some for rank, some in known.items() if some}))
+        private_of = {rank: some for rank, some in known.items() if some}
+        self._link.say(Mirrors(order.generation, own, held, private_of, checkpoint))
 
     def put_back(self, version: int, tracked: TrackedState, *, streams: Sequence[Batches]) -> None:
         """Be again what this member was after `version` updates. Raises StateError if that copy is not there."""

@@ -80,6 +80,10 @@ class Tiers:
         for tier in self._tiers:
             tier.writer.settle()
 
+    def newest(self, version: int) -> int:
+        """The newest step up to `version` that this member has written or loaded, wherever; -1: none."""
+        return max((tier.writer.newest(version) for tier in self._tiers), default=-1)
+
     def valid_steps(self, streams: Sequence[Stream] = ()) -> Loadable:
         """What could be loaded. Steps that a stream cannot go back to are left out."""
         chosen: dict[int, tuple[Tier, str]] = {}
