@@ -75,3 +75,12 @@ def test_every_role_of_eight_ranks_is_lost(tmp_path: Path) -> None:
     job = disturbed(tmp_path, "tp_pp_dp", every_rank(8), world=8, standby=3)
     assert job.end() == by_torchrun(tmp_path / "even", "tp_pp_dp", *STEPS, world=8), job.text()
     assert job.steps_recomputed() == [0] * 8
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("layout", "ranks"), [("pipeline", (1, 2)), ("interleaved", (0, 1))])
+def test_neighbouring_stages_are_lost_at_once(tmp_path: Path, layout: str, ranks: tuple[int, int]) -> None:
+    """Neither joiner can ask the other for the shapes it sends: all prepare their schedules anew."""
+    job = disturbed(tmp_path, layout, [f"{rank}:7:update" for rank in ranks], world=4, standby=2)
+    assert job.end() == by_torchrun(tmp_path / "even", layout, *STEPS, world=4), job.text()
+    assert any(go["anew"] for go in job.records("Go"))

@@ -14,7 +14,7 @@ from keepstep.records.mirror_messages import PlaceMirror
 from keepstep.records.moves import MOVE_MARKS
 
 HIDDEN = {"epoch", "why", "secret", "environment", "world", "attempt", "type", "replicas", "drill", "failed"}
-SAID_IF_SET = {"renew", "move", "leaver"}
+SAID_IF_SET = {"renew", "anew", "move", "leaver"}
 
 
 def shown(thing) -> str:

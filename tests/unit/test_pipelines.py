@@ -17,7 +17,7 @@ from keepstep.errors import StateError
 from keepstep.training import process_group
 from keepstep.training.directory import RosterDirectory
 from keepstep.training.doors import Doors
-from keepstep.training.fabric import Fabric, Place, connect_fabric
+from keepstep.training.fabric import Fabric, Mode, Place, connect_fabric
 from keepstep.training.pipelines import Pipelines
 from keepstep.training.stage_shapes import StageAsked, StageShapes, shapes_of, tell_shapes, tensors_of
 
@@ -79,6 +79,7 @@ def test_a_joiner_prepares_with_its_neighbours_shapes(members: list[Fabric]) -> 
         pipelines.close()
     assert layer.weight.grad is not None
     pipelines.check()
+    assert not pipelines.unprepared
     assert schedule._stage_forward_initialized and schedule._stage_backward_initialized
     assert "_warmup_p2p" not in vars(schedule) and "_recv_meta" not in vars(schedule._stage)
 
@@ -112,8 +113,54 @@ def test_a_neighbour_that_knows_nothing_is_an_error(members: list[Fabric]) -> No
             schedule.step(target=torch.zeros(8, 8))
         with pytest.raises(StateError, match="not prepared: rank 0: .* does not know its shapes"):
             pipelines.check()  # all others have prepared theirs: it could not make a step with them
+        assert pipelines.unprepared
+        pipelines.forget(again=True)
+        assert not pipelines.unprepared
+        pipelines.check()  # all prepare anew
     finally:
         pipelines.close()
+
+
+class Counting(torch.nn.Module):
+    """Counts in a buffer how often it was called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 8)
+        self.register_buffer("calls", torch.zeros(()))
+        self.calls: torch.Tensor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls = self.calls + 1
+        return self.layer(x)
+
+
+def test_a_schedule_that_is_prepared_again_leaves_no_trace(members: list[Fabric]) -> None:
+    """Twice, as its first step afterwards is redone."""
+    counting = Counting()
+    stage = PipelineStage(counting, 0, 1, torch.device("cpu"), group=dist.new_group([1]))
+    schedule = Schedule1F1B(stage, n_microbatches=4, loss_fn=torch.nn.functional.mse_loss)
+    live = SimpleNamespace(mode=Mode.LIVE, serve=lambda *_: None)
+    pipelines = Pipelines(live)  # type: ignore[arg-type]
+    made: list[float] = []
+    pipelines.begin_step()
+    try:
+        for again in (False, False, True, False):
+            if again:
+                pipelines.forget(again=True)
+            before = float(counting.calls)
+            pipelines.begin_step()
+            schedule.step(torch.zeros(8, 8), target=torch.zeros(8, 8))
+            if again:
+                pipelines.redo()
+                assert not schedule._stage_forward_initialized
+                counting.calls.fill_(before)
+                pipelines.begin_step()
+                schedule.step(torch.zeros(8, 8), target=torch.zeros(8, 8))
+            made.append(float(counting.calls) - before)
+    finally:
+        pipelines.close()
+    assert made == [5, 4, 4, 4], "one call for the preparation, one for each micro batch"
 
 
 def test_shapes_there_and_back() -> None:

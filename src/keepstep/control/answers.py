@@ -147,7 +147,7 @@ def on_ready(turn: Turn, event: Event) -> None:
     if member is None:
         return
     if member.joiner:
-        turn.put(member, status=Status.READY, replica=fact.replica, ready=True)
+        turn.put(member, status=Status.READY, replica=fact.replica, ready=True, unprepared=fact.unprepared)
         if member.moving:
             turn.move()
         else:

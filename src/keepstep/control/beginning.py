@@ -29,6 +29,7 @@ def begin_change(turn: Turn, losses: tuple[Loss, ...], *, private: dict[int, dic
         private=_with_private(old.private, private),
         bytes_moved=old.bytes_moved,
         renew=old.renew or state.move is not None,
+        anew=old.anew,
     )
     turn.let(change=change, phase="changing", suspected={})
     turn.mark("detected", again=False)

@@ -351,7 +351,11 @@ def _go_when_restored(turn: Turn) -> None:
 
 
 def _go(turn: Turn) -> None:
-    change = turn.change(going=True)
+    change = _present(turn)
+    unprepared = [j.rank for j in _joiners(turn) if j.unprepared and not change.initial]
+    change = turn.change(going=True, anew=change.anew or bool(unprepared))
+    if unprepared:
+        turn.because(f"ranks {unprepared} have prepared no pipeline schedule: all prepare theirs anew")
     for joiner in _joiners(turn):
         turn.mark("copied", rank=joiner.rank)
     turn.mark("joined")
@@ -360,8 +364,8 @@ def _go(turn: Turn) -> None:
     roster = turn.addresses()
     replicas = {member.rank: member.replica for member in live(turn.state.members)}
     for member in live(turn.state.members):
-        running = turn.put(member, status=Status.RUNNING, joiner=False)
-        order = Go(turn.state.epoch, change.generation, change.version, roster, replicas)
+        running = turn.put(member, status=Status.RUNNING, joiner=False, unprepared=False)
+        order = Go(turn.state.epoch, change.generation, change.version, roster, replicas, change.anew)
         turn.tell(running, order, reason=f"run on from version {change.version} in generation {change.generation}")
     turn.let(generation=change.generation, suspected={})
     if change.initial:

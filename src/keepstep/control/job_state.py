@@ -151,7 +151,8 @@ class Change(msgspec.Struct, frozen=True):
     -1: the initial state), `blind` that there is none and joiners go on without the lost rank's own state. `private`
     holds what lost ranks last published, by rank and version. `fetching` are joiners that were sent to their sources,
     `failed` those of them that came back without. `initial` marks the agreement on a checkpoint at start-up. `moved`
-    is the time of the last answer. `renew`: all links are made anew, because it began in the commit of a move. `search`
+    is the time of the last answer. `renew`: all links are made anew, because it began in the commit of a move. `anew`:
+    all prepare their pipeline schedules anew, because a joiner could not, or had not yet in the change before. `search`
     is set once stayers were asked for mirrors.
     """
 
@@ -172,6 +173,7 @@ class Change(msgspec.Struct, frozen=True):
     initial: bool = False
     bytes_moved: int = 0
     renew: bool = False
+    anew: bool = False
     search: MirrorSearch | None = None
 
 

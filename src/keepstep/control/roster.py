@@ -62,11 +62,11 @@ class Member(msgspec.Struct, frozen=True):
     """One process of the job. `rank` is -1 while it has no role; `joiner` while its state is not the job's.
 
     `version` and `agreed` are its last `Parked` or `Settled` answer, given for `answered` (a generation). `ready` says
-    that a joiner has run its set-up. `local` are those of its `checkpoints` on its disk, `written_in` says in which
-    job and generation each was written. `started` is the wall-clock time of the order to start it. `error` is what its
-    script raised of its own accord at wall-clock time `failed`; its process is about to exit. `moving` is the
-    number of the move it is a joiner of (0: none), `heir_of` the rank it is to take there; `released` is when it was
-    let go.
+    that a joiner has run its set-up, `unprepared` that its pipeline schedules are not prepared by it. `local` are those
+    of its `checkpoints` on its disk, `written_in` says in which job and generation each was written. `started` is the
+    wall-clock time of the order to start it. `error` is what its script raised of its own accord at wall-clock time
+    `failed`; its process is about to exit. `moving` is the number of the move it is a joiner of (0: none), `heir_of`
+    the rank it is to take there; `released` is when it was let go.
     `warming` says that it rehearses, `warmed` which kinds of role it has rehearsed (None: it was not asked to).
     """
 
@@ -79,6 +79,7 @@ class Member(msgspec.Struct, frozen=True):
     address: Address | None = None
     joiner: bool = False
     ready: bool = False
+    unprepared: bool = False
     answered: int = -1
     version: int = -1
     agreed: bool = False

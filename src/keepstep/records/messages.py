@@ -130,10 +130,14 @@ class StateDigest(_Said, frozen=True, tag=True):
 
 
 class Ready(_Said, frozen=True, tag=True):
-    """A joiner has run the script up to its first step and can take state. `replica` as in `Settled`."""
+    """A joiner has run the script up to its first step and can take state. `replica` as in `Settled`.
+
+    `unprepared`: it could not prepare a pipeline schedule alone; all members must prepare theirs anew.
+    """
 
     generation: int
     replica: str
+    unprepared: bool = False
 
 
 class Fetched(_Said, frozen=True, tag=True):
@@ -350,12 +354,16 @@ class Fetch(_Ordered, frozen=True, tag=True):
 
 
 class Go(_Ordered, frozen=True, tag=True):
-    """Install `generation` with this `roster` and run on from `version`; `replicas` names what each rank holds."""
+    """Install `generation` with this `roster` and run on from `version`; `replicas` names what each rank holds.
+
+    `anew`: pipeline schedules are prepared again, by all members in the step that comes.
+    """
 
     generation: int
     version: int
     roster: dict[int, Address]
     replicas: dict[int, str] = {}
+    anew: bool = False
 
 
 class Fence(_Ordered, frozen=True, tag=True):

@@ -327,7 +327,7 @@ class Guard:
     def _say(self, act: Say) -> None:
         fact = act.fact
         if isinstance(fact, Ready):
-            fact = Ready(fact.generation, self._tracked().replica_key())
+            fact = Ready(fact.generation, self._tracked().replica_key(), self._pipelines.unprepared)
         assert isinstance(fact, (Ready, Parked, FirstStep))
         self.link.say(fact)
 
@@ -373,8 +373,8 @@ class Guard:
         self.replicas = dict(act.order.replicas)
         self.fabric.go_local()
         self._tracked().rebuild_buckets()
-        if act.order.version == 0:
-            self._pipelines.forget()
+        if act.order.version == 0 or act.order.anew:
+            self._pipelines.forget(again=act.order.version > 0)
         self.fabric.install(act.order.generation, act.order.roster, renew=self._renew)
         self._renew = False
         self.mirrors.run_on(self.state.version)

@@ -1,18 +1,21 @@
 """Pipeline schedules of torch (`torch.distributed.pipelining`) in a job whose members come and go.
 
 A schedule prepares its stages in its first step, by messages from stage to stage. A joiner prepares alone instead and
-asks its neighbours for the shapes it cannot know. Whether a schedule is prepared goes back with a redone step, and to
-"no" where everybody starts at version 0, so that either all members prepare in a step or none.
+asks its neighbours for the shapes it cannot know. Where it cannot, because a neighbour joins at the same time, all
+members prepare anew in the next step. Whether a schedule is prepared goes back with a redone step, and to "no" where
+everybody starts at version 0, so that either all members prepare in a step or none.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from keepstep.errors import KeepstepError, StateError
@@ -47,6 +50,8 @@ class Pipelines:
         self._schedules: weakref.WeakSet[Any] = weakref.WeakSet()
         self._kept: list[tuple[weakref.ref[Any], dict[str, bool]]] = []
         self._unprepared: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._again: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._made_again: weakref.WeakSet[Any] = weakref.WeakSet()
         self._why = ""
         self._original: _Prepare | None = None
         fabric.serve("stage", lambda sock: tell_shapes(sock, self._shapes))
@@ -58,22 +63,36 @@ class Pipelines:
                 return
             self._watch()
         self._kept = [(weakref.ref(one), _flags(one)) for one in self._schedules]
+        self._made_again.clear()
 
     def redo(self) -> None:
         """Back to what `begin_step` remembered; schedules that were new then are not prepared."""
         kept = {id(one): flags for one, flags in ((ref(), flags) for ref, flags in self._kept) if one is not None}
         for schedule in self._schedules:
             vars(schedule).update(kept.get(id(schedule), dict.fromkeys(_flags(schedule), False)))
+        self._again.update(self._made_again)
 
     def check(self) -> None:
         """Raises StateError if a schedule was to be prepared alone and could not: all others have prepared theirs."""
         if self._unprepared:
             raise StateError(f"a pipeline schedule is not prepared: {self._why or 'its first step failed'}")
 
-    def forget(self) -> None:
-        """No schedule is prepared: all members prepare anew in the step that comes."""
+    @property
+    def unprepared(self) -> bool:
+        """Whether a rehearsal has left a schedule unprepared that the others may have prepared, or came to none."""
+        return bool(self._unprepared) or (self._original is not None and not self._schedules)
+
+    def forget(self, *, again: bool = False) -> None:
+        """No schedule is prepared: all members prepare anew in the step that comes. `again`: an undisturbed run would
+        not, so it must leave no trace."""
         for schedule in self._schedules:
-            vars(schedule).update(dict.fromkeys(_flags(schedule), False))
+            flags = _flags(schedule)
+            if again and (any(flags.values()) or schedule in self._unprepared):
+                self._again.add(schedule)
+            vars(schedule).update(dict.fromkeys(flags, False))
+        self._unprepared.clear()
+        if not again:
+            self._again.clear()
 
     def close(self) -> None:
         """Leave torch as it was."""
@@ -92,7 +111,13 @@ class Pipelines:
                 return self._prepare_alone(
                     partial(original, schedule, stages, *rest, **options), schedule, stages=stages
                 )
-            return original(schedule, stages, *rest, **options)
+            if schedule not in self._again:
+                return original(schedule, stages, *rest, **options)
+            with _buffers_kept(stages):
+                prepared = original(schedule, stages, *rest, **options)
+            self._again.discard(schedule)
+            self._made_again.add(schedule)
+            return prepared
 
         kind._initialize_pp_stages = prepare
 
@@ -107,6 +132,10 @@ class Pipelines:
             prepared = original()
             self._unprepared.discard(schedule)
             return prepared
+        except BaseException:
+            for stage in stages:
+                stage._post_metadata_inference_cleanup()
+            raise
         finally:
             for one, name in (
                 (schedule, "_warmup_p2p"),
@@ -157,3 +186,18 @@ def _vote_alone(stages: list[Any], has_backward: bool, *_: bool) -> None:
     dynamic = any(InferenceMode.needs_dynamic(stage._user_meta, has_backward) for stage in stages)
     for stage in stages:
         stage._inference_mode = InferenceMode.DYNAMIC if dynamic else InferenceMode.STATIC
+
+
+@contextlib.contextmanager
+def _buffers_kept(stages: list[Any]) -> Iterator[None]:
+    """What the forward pass of a preparation does to buffers is taken back."""
+    modules = [module for stage in stages for module in stage.submod.modules()]
+    kept = [(module, name, buffer) for module in modules for name, buffer in module.named_buffers(recurse=False)]
+    copies = [buffer.detach().clone() for *_, buffer in kept]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for (module, name, buffer), copy in zip(kept, copies, strict=True):
+                buffer.copy_(copy)
+                setattr(module, name, buffer)
