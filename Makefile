@@ -59,7 +59,10 @@ format: setup
 bench: setup
 	$(BIN)/python bench/transport.py
 	$(BIN)/python bench/recovery.py --rounds $(ROUNDS)
+	$(BIN)/python bench/recovery.py --layouts --planned --rounds $(ROUNDS)
 	$(BIN)/python bench/planned_move.py
+	$(BIN)/python bench/state_copy.py
+	$(BIN)/python bench/warm_up.py
 	$(BIN)/python bench/swap_scale.py
 	$(BIN)/python bench/recording.py
 	$(BIN)/python bench/fleet_scale.py
