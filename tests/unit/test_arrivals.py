@@ -63,6 +63,15 @@ def test_a_process_that_dies_before_it_joins() -> None:
     assert kinds == {"startup_died"}
 
 
+def test_a_process_that_is_ended_with_its_job_did_not_die_of_itself() -> None:
+    arrivals = started()
+    for rank in (0, 1):
+        arrivals.note(hello(rank), node="n0", member=f"m{rank}", now=102.0)
+    arrivals.note(MemberExited("m2", 2, 0, 15), node="n0", member="m2", now=130.0, ordered=True)
+    (finding,) = judged(arrivals.notes("ending"), 3, now=131.0).values()
+    assert (finding.kind, finding.suspects) == ("startup_never_arrived", ((Suspect(rank=2),),))
+
+
 def test_losses_that_need_no_analysis() -> None:
     stopped = stands_still("n1", MemberStopped("m4", 2, 1.0))
     assert (stopped.kind, stopped.layer, stopped.suspects) == (

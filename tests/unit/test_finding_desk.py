@@ -47,3 +47,21 @@ def test_a_finding_that_was_told_in_other_words_can_be_probed(tmp_path: Path, ke
         return said
 
     assert asyncio.run(probed()).startswith(f"finding 2 (narrows 1): {kind}, rank 1")
+
+
+def test_a_link_of_a_stopped_process_is_not_told_beside_it(tmp_path: Path):
+    async def told() -> list[str]:
+        shell, keeper = shell_with(MemoryJournal(), lambda directed: None)
+        console = Console(lambda line, error: None)
+        desk = FindingDesk(shell, keeper, plan=Asked(), directory=tmp_path, clock=StandingClock(), console=console)
+        desk.book.enter(
+            Standing("still:m1", "new", Finding(kind="noncommunication_hang", suspects=((Suspect(rank=1),),)))
+        )
+        for link in ((1, 2), (5, 6)):
+            dead = Finding(kind="communication_hang", suspects=((Suspect(link=link),),))
+            desk._on_change(Standing(f"hang:link:{link}", "new", dead))
+        await desk.close()
+        console.close()
+        return list(desk.book.open)
+
+    assert asyncio.run(told()) == ["still:m1", "hang:link:(5, 6)"]

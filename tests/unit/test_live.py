@@ -106,6 +106,29 @@ def test_a_slow_node_among_four():
     assert live.finding.suspects == ((Suspect(node="n2"),),)
 
 
+def test_a_part_of_a_slow_nodes_links_is_no_other_fault():
+    """For a while only its links to the other stage are slow."""
+    layout = Layout(tp=2, pp=2, dp=4, ranks_per_node=2)
+    part = [(0, 2), (2, 0), (1, 3), (3, 1)]
+    rest = [Disturbance("throttle-link", begin=44, rank=a, peer=b) for a, b in part]
+    _, said = run(Disturbance("throttle-node", begin=30, end=44, node="n1"), *rest, layout=layout, steps=70)
+    assert only(said)[1].finding.suspects == ((Suspect(node="n1"),),)
+
+
+def test_one_link_that_stays_slow_of_a_node_is_named():
+    layout = Layout(tp=2, pp=2, dp=4, ranks_per_node=2)
+    _, said = run(
+        Disturbance("throttle-node", begin=30, end=44, node="n1"),
+        Disturbance("throttle-link", begin=44, rank=0, peer=2),
+        layout=layout,
+        steps=80,
+    )
+    assert [one.finding.suspects for _, one in alarms(said)] == [
+        ((Suspect(node="n1"),),),
+        ((Suspect(link=(0, 2)),),),
+    ]
+
+
 def test_in_a_single_ring_side_and_link_cannot_be_told_apart():
     layout = Layout(tp=1, pp=1, dp=8)
     live = only(run(Disturbance("throttle-link", begin=30, rank=3, peer=4), layout=layout)[1])[1]

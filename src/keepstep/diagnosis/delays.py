@@ -7,7 +7,8 @@ slowly shows both, at the same cell.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import TypeAlias
 
 import numpy as np
 
@@ -30,6 +31,9 @@ _FAR = 5.0
 _FAR_WAIT = 1.5
 _FEW = 4
 _MOST_FINDINGS = 32
+
+_Fault: TypeAlias = tuple[tuple[Suspect, ...], list[int]]
+"""What cannot be told apart, and the slow cells that it explains."""
 
 
 def link_verdicts(watch: Watch, step: int) -> Iterator[Verdict]:
@@ -151,7 +155,11 @@ def _verdicts(watch: Watch, excess: Numbers, *, step: int, lasted: float, margin
     nodes = {rank: seen.node for rank, seen in watch.seen.items()}
     cells = Cells(pairs.ranks, pairs.peers, excess, pairs.values["sent"].max(axis=1))
     confidence = round(float(0.97 - 0.35 * np.exp(-max(margin - 1.0, 0.0))), 2)
-    for suspects, slow in list(explain(cells, nodes))[:_MOST_FINDINGS]:
+    faults, wider = _not_within_wider(watch, list(explain(cells, nodes))[:_MOST_FINDINGS], nodes=nodes)
+    for key in wider:
+        known = watch.findings[key]
+        yield Verdict(key=key, finding=known.finding, since=known.began_step)
+    for suspects, slow in faults:
         worst = max(slow, key=lambda cell: float(excess[cell]))
         pair = f"{pairs.ranks[worst]} -> {pairs.peers[worst]}"
         extra = float(excess[worst])
@@ -170,6 +178,51 @@ def _verdicts(watch: Watch, excess: Numbers, *, step: int, lasted: float, margin
             cost=min(extra, lasted) * 1e-6 * watch.plan.world,
         )
         yield Verdict(key="link:" + _name(suspects), finding=finding, since=step - STEPS + 1)
+
+
+def _not_within_wider(
+    watch: Watch, faults: list[_Fault], *, nodes: Mapping[int, str]
+) -> tuple[list[_Fault], list[str]]:
+    """The faults that are not part of a wider one, and the keys of open ones of which only parts are slow now.
+
+    Of a slow node not every link is slow in every step: what else is slow of it is no other fault. One link that alone
+    stays slow of an open one is.
+    """
+    keys = ["link:" + _name(suspects) for suspects, _ in faults]
+    wide = {key: suspects for key, (suspects, _) in zip(keys, faults, strict=True) if suspects[0].node is not None}
+    wide |= {
+        key: live.finding.suspects[0]
+        for key, live in watch.findings.items()
+        if key.startswith("link:") and key not in keys and live.finding.suspects[0][0].link is None
+    }
+    taken: set[int] = set()
+    parts_of: list[str] = []
+    for key, suspects in wide.items():
+        cells = _cells_of(watch, suspects, nodes=nodes)
+        parts = [number for number, (_, slow) in enumerate(faults) if keys[number] != key and cells.issuperset(slow)]
+        if key not in keys and sum(len(faults[number][1]) for number in parts) < 2:
+            continue
+        taken.update(parts)
+        parts_of += [] if key in keys else [key]
+    return [fault for number, fault in enumerate(faults) if number not in taken], parts_of
+
+
+def _cells_of(watch: Watch, suspects: tuple[Suspect, ...], *, nodes: Mapping[int, str]) -> set[int]:
+    """The cells of nodes, ranks and sides."""
+    pairs = watch.pairs
+    sources, destinations = pairs.ranks, pairs.peers
+    found = np.zeros(len(pairs.keys), bool)
+    for one in suspects:
+        if one.node is not None:
+            there = [rank for rank, node in nodes.items() if node == one.node]
+            found |= np.isin(sources, there) != np.isin(destinations, there)
+        elif one.rank is not None:
+            found |= (sources == one.rank) | (destinations == one.rank)
+        elif one.source is not None:
+            found |= sources == one.source
+        elif one.destination is not None:
+            found |= destinations == one.destination
+    return set(np.flatnonzero(found).tolist())
 
 
 def _name(suspects: tuple[Suspect, ...]) -> str:

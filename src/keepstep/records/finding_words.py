@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from keepstep.records.finding import Finding, Suspect
 
-__all__ = ["one_line", "ranks_of", "suspect_words"]
+__all__ = ["ends_of", "one_line", "ranks_of", "suspect_words"]
 
 _MOST = 4
 
@@ -12,6 +12,13 @@ _MOST = 4
 def ranks_of(finding: Finding) -> tuple[int, ...]:
     """The ranks among the suspects, each once, in order; ends of suspected links are none."""
     return tuple(sorted({s.rank for group in finding.suspects for s in group if s.rank is not None}))
+
+
+def ends_of(finding: Finding) -> tuple[int, ...]:
+    """The ranks among the suspects, and those at the ends of suspected links and sides, each once, in order."""
+    suspects = [one for group in finding.suspects for one in group]
+    ends = {rank for one in suspects for rank in (one.rank, one.source, one.destination, *(one.link or ()))}
+    return tuple(sorted(rank for rank in ends if rank is not None))
 
 
 def suspect_words(suspect: Suspect) -> str:

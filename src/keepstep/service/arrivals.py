@@ -43,8 +43,11 @@ class Arrivals:
         self._version = version
         self._notes: dict[str, Arrival] = {}
 
-    def note(self, fact: Fact, *, node: str, member: str, now: float) -> list[Standing]:
-        """Take a fact; what it shows that cannot wait: the job ends at once where members disagree."""
+    def note(self, fact: Fact, *, node: str, member: str, now: float, ordered: bool = False) -> list[Standing]:
+        """Take a fact; what it shows that cannot wait: the job ends at once where members disagree.
+
+        `ordered`: the job ends or starts again, so that the end of a process is nothing of its own.
+        """
         match fact:
             case MemberStarted() if fact.rank >= 0:
                 self._notes[fact.member] = Arrival(fact.rank, node, now)
@@ -61,7 +64,7 @@ class Arrivals:
                     return [Standing(_key(odd), "new", odd)]
                 found = judged(tuple(self._notes.values()), self._world, now=now)
                 return [Standing(k, "new", f) for k, f in found.items() if f.kind == "startup_disagrees"]
-            case MemberExited() if fact.member in self._notes:
+            case MemberExited() if fact.member in self._notes and not ordered:
                 code = 128 + fact.signal if fact.signal else fact.code
                 self._notes[fact.member] = msgspec.structs.replace(self._notes[fact.member], exited=code)
         return []

@@ -17,7 +17,7 @@ from keepstep.errors import UsageError
 from keepstep.records.domain_messages import NodeLost, StateTaken
 from keepstep.records.events import Finding
 from keepstep.records.finding import QUIET
-from keepstep.records.finding_words import ranks_of
+from keepstep.records.finding_words import ends_of, ranks_of
 from keepstep.records.messages import Checkpoints, Fact, MemberExited, MemberStopped, ScriptFailed, StateDigest
 from keepstep.records.watch_messages import (
     Called,
@@ -53,6 +53,7 @@ __all__ = ["FindingDesk", "WatchedJob"]
 _MOST_CALLED = 1000
 _LOSSES = ("still:", "crash:")
 _PROBE = "probe:"
+_ENDED_BY_ORDER = ("ending", "restarting", "done")
 
 
 class WatchedJob(Protocol):
@@ -147,7 +148,8 @@ class FindingDesk:
             self._on_change(Standing(f"state:{fact.generation}:{fact.rank}", "new", finding))
         if isinstance(fact, Checkpoints) and (holder := self._shell.state.members.get(member)) is not None:
             self._note_skipped(fact, rank=holder.rank)
-        for standing in self._starts.note(fact, node=node, member=member, now=self._clock.wall()):
+        ordered = self._shell.state.phase in _ENDED_BY_ORDER
+        for standing in self._starts.note(fact, node=node, member=member, now=self._clock.wall(), ordered=ordered):
             self._on_change(standing)
 
     async def last_look(self) -> None:
@@ -175,15 +177,20 @@ class FindingDesk:
         self._hangs.check(self.book.open)
 
     def _said_otherwise(self, standing: Standing) -> bool:
-        """Whether it is told already in other words: a mismatch by the calls of members, a hang by the kernel."""
+        """Whether it is told already in other words: a mismatch by the calls of members, a hang by the kernel.
+
+        Whoever waits in a call of a process that is stopped sees a link that passes no bytes: the same hang.
+        """
         finding, key = standing.finding, standing.key
         if key in self.book.open or key.startswith(_PROBE):
             return False
         if finding.kind == "collective_mismatch":
             return any(known.kind == finding.kind for known in self.book.open.values())
         return any(
-            other.startswith(_LOSSES) and known.kind == finding.kind and ranks_of(known) == ranks_of(finding)
+            (known.kind == finding.kind and ranks_of(known) == ranks_of(finding))
+            or (finding.kind == "communication_hang" and set(ranks_of(known)) & set(ends_of(finding)))
             for other, known in self.book.open.items()
+            if other.startswith(_LOSSES)
         )
 
     def _add_probed(self, finding: Finding) -> Finding:
@@ -246,7 +253,7 @@ class FindingDesk:
         """Whether the end of a process is nobody's order."""
         state = self._shell.state
         member = state.members.get(name)
-        wanted = state.phase in ("ending", "restarting", "done")
+        wanted = state.phase in _ENDED_BY_ORDER
         return not wanted and member is not None and member.status not in (Status.LEAVING, Status.FENCED, Status.GONE)
 
     def _denied(self, fact: HangDenied) -> None:
