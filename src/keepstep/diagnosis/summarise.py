@@ -64,6 +64,11 @@ class Summariser:
         self._tallied_ns = 0
         self._told: set[tuple[int, int]] = set()
 
+    @property
+    def due_ns(self) -> int:
+        """From when on `drain` may have something to say (monotonic clock of the host)."""
+        return self._due_ns
+
     def due(self, now_ns: int) -> bool:
         """Whether `drain` may have something to say; before that there is no need to read the host's counters."""
         return now_ns >= self._due_ns

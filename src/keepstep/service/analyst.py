@@ -31,6 +31,9 @@ from keepstep.service.clock import Clock
 __all__ = ["Analyst"]
 
 _LOOK_S = 0.1
+"""How often to look though nothing came in: what stands still says nothing."""
+_SOONEST_S = 0.02
+"""After a look at the earliest, and after as long as it took: a large job is not looked at without a pause."""
 _ANSWER_S = 60.0
 _MOST_REPORTS = 20_000
 _MOST_STARTS = 5
@@ -72,6 +75,7 @@ class Analyst:
         self._process: asyncio.subprocess.Process | None = None
         self._starts = 0
         self._useful = asyncio.Event()
+        self._came = asyncio.Event()
         self._looking = asyncio.Lock()
         self._closing = False
         self._task: asyncio.Task[None] | None = None
@@ -88,6 +92,7 @@ class Analyst:
         else:
             self._reports.append(report)
         self._useful.set()
+        self._came.set()
 
     def open(self) -> None:
         """Begin, once there is something to look at."""
@@ -95,7 +100,7 @@ class Analyst:
         self._task.add_done_callback(_told)
 
     async def _run(self) -> None:
-        """Look ten times a second, for as long as the job runs."""
+        """Look when something came in and ten times a second, for as long as the job runs."""
         await self._useful.wait()
         while not self._closing and (self._starts < _MOST_STARTS or self._process is not None):
             before = self._clock.monotonic()
@@ -103,7 +108,10 @@ class Analyst:
                 await self.look()
             except (OSError, asyncio.IncompleteReadError, TimeoutError, RecordError) as error:
                 await self._lost(error)
-            await asyncio.sleep(max(0.0, _LOOK_S - (self._clock.monotonic() - before)))
+            took = self._clock.monotonic() - before
+            await asyncio.sleep(max(_SOONEST_S, min(took, _LOOK_S)))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._came.wait(), max(0.0, _LOOK_S - (self._clock.monotonic() - before)))
         if not self._closing:
             _log.error("the analysis ended %d times: this job goes on without it", self._starts)
 
@@ -113,6 +121,7 @@ class Analyst:
             if self._process is None:
                 await self._start()
             reports, plain = tuple(self._reports), tuple(self._plain)
+            self._came.clear()
             self._reports.clear()
             self._plain.clear()
             await self._ask(Look(self._clock.wall(), reports, plain, self.retired(), self.arrivals()))

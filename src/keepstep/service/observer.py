@@ -22,6 +22,7 @@ from keepstep.records.plain_samples import PlainReport
 from keepstep.records.summary import MemberProfile, MemberProgress, MemberSummary, WatchReport
 from keepstep.service.clock import Clock
 from keepstep.service.counters import host_sample
+from keepstep.service.look_times import LOOK_NS, are_due, pause_s
 from keepstep.service.member_process import MemberProcess
 from keepstep.service.plain_eyes import PlainEyes
 from keepstep.service.stack_words import digest_of
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Observer"]
 
-_LOOK_S = 0.0625
-_LOOKS_A_REPORT = 1
 _SIGN_OF_LIFE_S = 1.0
 _IDLE_US = 1_000_000
 _STACK_EVERY_S = 1.0
@@ -87,25 +86,27 @@ class Observer:
     def _run(self) -> None:
         from keepstep.diagnosis.summarise import Summariser
 
-        gathered = _Gathered()
         plain = PlainEyes(self._node, clock=self._clock)
-        looks = 0
-        while not self._ending.wait(_LOOK_S):
-            looks += 1
+        wait_s = LOOK_NS / 1e9
+        while not self._ending.wait(wait_s):
             running = [member for member in self._members() if member.rank >= 0]
             names = {member.name for member in running}
             self._known = {name: kept for name, kept in self._known.items() if name in names}
             if (seen := plain.look([member for member in running if not member.protected])) is not None:
                 self._report(seen)
-            for member in running:
-                kept = self._known.setdefault(member.name, _Watched(Summariser()))
-                self._look_at(member, kept, gathered=gathered)
-            if looks % _LOOKS_A_REPORT == 0:
-                self._send(gathered)
-                gathered = _Gathered()
+            watched = [(member, self._known.setdefault(member.name, _Watched(Summariser()))) for member in running]
+            gathered = _Gathered()
+            if are_due([kept.summariser.due_ns for _, kept in watched], self._now_ns()):
+                for member, kept in watched:
+                    self._look_at(member, kept, gathered=gathered)
+            self._send(gathered)
+            wait_s = pause_s([kept.summariser.due_ns for _, kept in watched], self._now_ns())
+
+    def _now_ns(self) -> int:
+        return int(self._clock.monotonic() * 1e9)
 
     def _look_at(self, member: MemberProcess, kept: _Watched, *, gathered: _Gathered) -> None:
-        now_ns = int(self._clock.monotonic() * 1e9)
+        now_ns = self._now_ns()
         if not kept.summariser.due(now_ns):
             return
         sample = host_sample(member.process.pid, stack=self._stack(member, kept))
