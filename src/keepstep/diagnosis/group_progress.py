@@ -145,7 +145,7 @@ def _larger(one: int | None, other: int | None) -> int | None:
 def _unwrapped(positions: tuple[Position, ...]) -> tuple[Position, ...]:
     """Positions whose small counters are lifted by 2**32 if others of the group are close below that."""
     top = max((position.queued for position in positions if position.queued is not None), default=0)
-    if not _WRAP < top < 2 * _WRAP:
+    if not _WRAP < top < 3 * _WRAP:
         return positions
     return tuple(
         position

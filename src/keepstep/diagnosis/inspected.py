@@ -6,7 +6,7 @@ Inspector measures the kernel of a collective, in which the early ranks wait: wh
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import numpy as np
 
@@ -24,10 +24,13 @@ _SLOW = 1.5
 _Series = dict[tuple[str, str], dict[int, list[CollectiveRecord]]]
 
 
-def inspected_progress(records: Iterable[CollectiveRecord]) -> tuple[GroupProgress, ...]:
-    """How far each rank came in each communicator and kind; a snapshot, in global ranks."""
+def inspected_progress(records: Iterable[CollectiveRecord], *, torn: Collection[str] = ()) -> tuple[GroupProgress, ...]:
+    """How far each rank came in each communicator and kind; a snapshot, in global ranks.
+
+    Of files that are cut off (`torn`) it is not known.
+    """
     found = []
-    for (group, op), members in _series(records).items():
+    for (group, op), members in _series(record for record in records if record.path not in torn).items():
         positions = tuple(
             Position(rank=rank, queued=max(record.sequence for record in mine)) for rank, mine in members.items()
         )

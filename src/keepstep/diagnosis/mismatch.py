@@ -44,9 +44,31 @@ def _first_difference(group: GroupProgress) -> tuple[int, dict[tuple[object, ...
         opinions: dict[tuple[object, ...], list[int]] = defaultdict(list)
         for rank, signature in remembered[sequence].items():
             opinions[_essence(signature)].append(rank)
-        if len(opinions) > 1:
-            return sequence, dict(opinions)
+        if len(opinions) > 1 and len(known := _without_unknown(opinions)) > 1:
+            return sequence, known
     return None
+
+
+def _without_unknown(opinions: dict[tuple[object, ...], list[int]]) -> dict[tuple[object, ...], list[int]]:
+    """The opinions without those that may be another one of which less is told, as where a line was cut off."""
+    return {
+        essence: ranks
+        for essence, ranks in opinions.items()
+        if not any(other != essence and _is_part(essence, other) for other in opinions)
+    }
+
+
+def _is_part(less: tuple[object, ...], more: tuple[object, ...]) -> bool:
+    """Whether nothing that `less` tells differs from `more`, which tells more."""
+    if less[0] == "":
+        return True
+    told = [one is not None and one != "" for one in less]
+    return (
+        len(less) == len(more)
+        and not all(told)
+        and all(one == other for one, other, known in zip(less, more, told, strict=True) if known)
+        and sum(told) < sum(other is not None and other != "" for other in more)
+    )
 
 
 def _essence(signature: Signature) -> tuple[object, ...]:

@@ -19,7 +19,7 @@ from typing import Any
 from keepstep.errors import RecordError
 from keepstep.intake.plain_json import several_json
 from keepstep.intake.reading import opened, whole
-from keepstep.records.evidence import CollectiveRecord, Evidence, Place, Signature, Unread
+from keepstep.records.evidence import CollectiveRecord, Evidence, Place, Reporter, Signature, Unread
 
 __all__ = ["READER", "Inspector"]
 
@@ -44,8 +44,10 @@ class Inspector:
     def read(self, path: Path) -> Iterator[Evidence]:
         """A Place for each process, and its newest collectives. Raises RecordError if there are none."""
         newest: dict[tuple[str, int, str], deque[CollectiveRecord]] = {}
+        torn = False
         for item in _objects(path):
             if isinstance(item, Unread):
+                torn = True
                 yield item
                 continue
             record = _record(item, str(path))
@@ -58,6 +60,9 @@ class Inspector:
             newest[key].append(record)
         if not newest:
             raise RecordError("no NCCL Inspector record in it", where=str(path))
+        if torn:
+            rank = next(iter(newest))[1]
+            yield Reporter(rank=rank, state="truncated", detail="Lines are missing", path=str(path))
         for records in newest.values():
             yield from records
 

@@ -43,9 +43,14 @@ def group_of(text: str) -> dict[str, str]:
 
 
 def _work(text: str, fields: dict[str, str]) -> dict[str, str]:
-    """Fields of `WorkNCCL(SeqNum=.., ...)`; what a version does not print is left out."""
+    """Fields of `WorkNCCL(SeqNum=.., ...)`; what a version does not print is left out, and so is a value cut off."""
     inner = fields.pop("work", "")
-    named = {_NAMES[key]: value for key, value in _WORK.findall(inner) if key in _NAMES and value != "..."}
+    whole = len(inner) if not text.endswith(inner) else len(inner) - 1
+    named = {
+        _NAMES[found[1]]: found[2]
+        for found in _WORK.finditer(inner)
+        if found[1] in _NAMES and found[2] != "..." and found.end() <= whole
+    }
     return fields | named | group_of(text)
 
 
