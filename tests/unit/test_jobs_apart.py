@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 
 import pytest
@@ -9,6 +10,7 @@ from diagnosed_text import dump as told
 from diagnosed_text import named, ranks, status, timeout
 from dump_files import dump, entry, write
 from test_diagnose_runs import ENDED, LOSS, STARTED, run_of
+from test_ras import member, report
 
 from keepstep.diagnosis.failure_report import failure_report
 from keepstep.service.diagnosing import diagnose_paths
@@ -36,9 +38,9 @@ def test_dumps_of_two_jobs_in_two_folders(tmp_path):
     write(tmp_path / "b", hang(1, first=70), name="_dump_{}")
     answer = diagnose_paths([tmp_path])
     assert by_job(answer) == BOTH
-    report = failure_report(answer.findings)
-    assert "2 faults found in the files of 2 jobs" in report
-    assert "Job                   a\n" in report
+    words = failure_report(answer.findings)
+    assert "2 faults found in the files of 2 jobs" in words
+    assert "Job                   a\n" in words
     assert by_job(diagnose_paths([tmp_path / "a", tmp_path / "b"])) == BOTH
 
 
@@ -85,14 +87,6 @@ def test_folders_of_nodes_are_one_job(tmp_path):
     write(tmp_path / "n1", {rank: dumps[rank] for rank in (2, 3)}, name="_dump_{}")
     answer = diagnose_paths([tmp_path])
     assert by_job(answer) == {"": ("noncommunication_hang", [2])}
-
-
-def test_dumps_of_worlds_of_two_sizes_are_not_compared(tmp_path):
-    write(tmp_path, hang(9, world=4), name="job1_dump_{}")
-    write(tmp_path, hang(1, world=8, first=70), name="job2_dump_{}")
-    (finding,) = diagnose_paths([tmp_path]).findings
-    assert (finding.kind, finding.suspects) == ("undetermined", ())
-    assert "two jobs" in finding.evidence[0]
 
 
 def times(folder, slow):
@@ -160,3 +154,150 @@ def test_one_rank_in_two_files_is_a_copy(tmp_path):
     answer = diagnose_paths([folder])
     assert named(answer.findings) == [[{"rank": 2}]]
     assert {finding.job for finding in answer.findings} == {""}
+
+
+SECOND_NS = 10**9
+
+
+def at(dumps, second):
+    """The same dumps with all calls made at another time."""
+    for content in dumps.values():
+        for item in content["entries"]:
+            item["time_created_ns"] += second * SECOND_NS
+    return dumps
+
+
+def untimed(dumps):
+    for content in dumps.values():
+        for item in content["entries"]:
+            item["time_created_ns"] = None
+    return dumps
+
+
+@pytest.mark.parametrize("name", ["job{}_rank_{{}}", "rank_{{}}_of_job_{}", "run{}_try7_rank{{}}"])
+@pytest.mark.parametrize("both", [lambda dumps: dumps, untimed])
+def test_names_that_differ_in_a_number(name, both, tmp_path):
+    write(tmp_path, both(hang(2)), name=name.format(1).replace("rank_{}_of", "r_rank_{}_of"))
+    write(tmp_path, both(at(hang(1, first=4), 60)), name=name.format(2).replace("rank_{}_of", "r_rank_{}_of"))
+    answer = diagnose_paths([tmp_path])
+    assert [(finding.kind, sorted(ranks([finding]))) for finding in answer.findings] == [
+        ("noncommunication_hang", [2]),
+        ("noncommunication_hang", [1]),
+    ]
+    assert len({finding.job for finding in answer.findings}) == 2
+
+
+def test_worlds_of_two_sizes_by_a_number_in_their_names(tmp_path):
+    write(tmp_path, hang(0, world=4), name="job1_dump_{}")
+    write(tmp_path, hang(5, world=8, first=70), name="job2_dump_{}")
+    assert by_job(diagnose_paths([tmp_path])) == {
+        "job1_dump_#": ("noncommunication_hang", [0]),
+        "job2_dump_#": ("noncommunication_hang", [5]),
+    }
+
+
+def test_one_rank_of_each_of_two_jobs(tmp_path):
+    for folder, second in (("job1", 0), ("job2", 60)):
+        dumps = at(hang(2), second)
+        write(tmp_path / folder, {0: dumps[0]}, name="rank{}", as_json=True)
+    assert {finding.job for finding in diagnose_paths([tmp_path]).findings} == {"job1", "job2"}
+
+
+def test_the_same_dump_in_two_folders_is_one_job(tmp_path):
+    for folder in ("now", "kept"):
+        write(tmp_path / folder, {0: hang(2)[0]}, name="rank{}", as_json=True)
+    assert {finding.job for finding in diagnose_paths([tmp_path]).findings} == {""}
+
+
+def test_a_stale_dump_of_an_earlier_start_that_went_further(tmp_path):
+    write(tmp_path, at(hang(2), 60), name="alpha_{}")
+    stale = hang(1, first=70)
+    write(tmp_path, {1: stale[1]}, name="beta_{}_x")
+    answer = diagnose_paths([tmp_path])
+    assert 2 in ranks(answer.findings) or {finding.kind for finding in answer.findings} == {"undetermined"}
+    assert 1 not in ranks([one for one in answer.findings if one.confidence > 0.5])
+
+
+def test_dumps_that_nothing_parts_are_not_compared(tmp_path):
+    """Two starts whose files have names that tell nothing: each file has another number."""
+    first, second = hang(2), at(hang(1, first=4), 60)
+    for number, content in enumerate([*first.values(), *second.values()]):
+        (tmp_path / f"dump_{number % 4}.{number}").write_bytes(pickle.dumps(content, protocol=2))
+    (finding,) = diagnose_paths([tmp_path]).findings
+    assert (finding.kind, finding.suspects) == ("undetermined", ())
+    assert "two jobs" in finding.evidence[0]
+
+
+def test_an_older_dump_of_the_same_process_is_told(tmp_path):
+    folder = write(tmp_path / "dumps", hang(2))
+    (folder / "old_rank_1").write_bytes(pickle.dumps(dump([entry(1, seq=1)], range(4)), protocol=2))
+    (finding,) = diagnose_paths([folder]).findings
+    assert any("rank 1: several dumps" in line for line in finding.evidence)
+
+
+def test_tables_by_a_number_in_their_names(tmp_path):
+    for job, slow in ((1, 2), (2, 1)):
+        times(tmp_path / "t", slow)
+        for path in (tmp_path / "t").iterdir():
+            path.rename(tmp_path / f"job{job}_{path.name}")
+        (tmp_path / "t").rmdir()
+    assert by_job(diagnose_paths([tmp_path])) == {
+        "job1_rank#": ("compute_slow", [2]),
+        "job2_rank#": ("compute_slow", [1]),
+    }
+
+
+def test_parts_of_the_tables_of_one_job(tmp_path):
+    """Each rank's steps in two files: one job."""
+    for rank in range(4):
+        for part in range(2):
+            steps = range(30 * part, 30 * part + 30)
+            rows = [f"{rank},{step},{130 if rank == 2 else 100}" for step in steps]
+            (tmp_path / f"rank{rank}_part{part}.csv").write_text("rank,step,step_time_ms\n" + "\n".join(rows) + "\n")
+    assert by_job(diagnose_paths([tmp_path])) == {"": ("compute_slow", [2])}
+
+
+def ray(text, pid):
+    """Lines as Ray prints them, with the process in front."""
+    return "".join(f"(Worker pid={pid + int(line[5])}, ip=10.0.0.1) {line}" for line in text.splitlines(True))
+
+
+@pytest.mark.parametrize(
+    "names", [("trainA_1.log", "trainB_1.log"), ("train1.log", "train2.log"), ("a/x.log", "b/x.log")]
+)
+def test_logs_of_other_processes_of_the_same_ranks(names, tmp_path):
+    for name, pid in zip(names, (100, 900), strict=True):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(ray(DIED, pid))
+    answer = diagnose_paths([tmp_path])
+    assert len({finding.job for finding in answer.findings}) == 2
+
+
+def test_logs_of_the_same_processes_are_one_job_without_a_doubt(tmp_path):
+    for folder in ("x", "y"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "all.log").write_text(ray(DIED, 100))
+    findings = diagnose_paths([tmp_path]).findings
+    assert {finding.job for finding in findings} == {""}
+    assert not any("two jobs" in line for finding in findings for line in finding.evidence)
+
+
+STEPS = "".join(f"[rank{rank}]: step {step} loss 2.0\n" for step in range(3) for rank in (0, 1))
+
+
+def test_steps_of_the_same_ranks_in_two_logs_are_told(tmp_path):
+    (tmp_path / "train_1.log").write_text(STEPS)
+    (tmp_path / "train_2.log").write_text(STEPS + BEHIND)
+    findings = diagnose_paths([tmp_path]).findings
+    assert all(any("two jobs" in line for line in finding.evidence) for finding in findings)
+    assert all(finding.confidence <= 0.6 for finding in findings)
+
+
+def test_reports_of_two_networks_of_communicators(tmp_path):
+    for name, late in (("ras_1.json", 3), ("ras_2.json", 1)):
+        members = [member(rank, 100 + rank, 2 if rank == late else 9) for rank in range(4)]
+        (tmp_path / name).write_text(json.dumps(report((f"0x{name}", members, []))))
+    assert by_job(diagnose_paths([tmp_path])) == {
+        "ras_1": ("noncommunication_hang", [3]),
+        "ras_2": ("noncommunication_hang", [1]),
+    }

@@ -10,6 +10,7 @@ from keepstep.diagnosis.group_progress import WORLD
 from keepstep.diagnosis.hang_words import listed
 from keepstep.diagnosis.inspected import diagnose_inspected, inspected_progress
 from keepstep.diagnosis.roll_call import diagnose_reporters, unclear_finding
+from keepstep.diagnosis.same_process import Remembered, are_of_two
 from keepstep.diagnosis.stragglers import diagnose_tables
 from keepstep.diagnosis.trace_verdict import diagnose_trace
 from keepstep.diagnosis.wavefront import diagnose_hang
@@ -21,6 +22,7 @@ from keepstep.records.evidence import (
     Reporter,
     StepTiming,
     Transfer,
+    TransferCount,
     Unread,
 )
 from keepstep.records.finding import Finding
@@ -37,27 +39,31 @@ def diagnose_dumps(evidence: Iterable[Evidence]) -> tuple[Finding, ...]:
     looked at. A rank that appears in several dumps of one moment counts once, by the dump that goes furthest.
     """
     given = list(evidence)
-    everything = _once_a_rank(given)
+    everything, doubled = _once_a_rank(given)
     places = [item for item in everything if isinstance(item, Place)]
     reporters = [item for item in everything if isinstance(item, Reporter)]
     records = [item for item in everything if isinstance(item, CollectiveRecord)]
-    groups = [item for item in everything if isinstance(item, GroupProgress)] + list(inspected_progress(records))
-    transfers = [item for item in everything if isinstance(item, Transfer)]
+    groups = [item for item in everything if isinstance(item, GroupProgress)] + list(
+        inspected_progress(records, torn={one.path for one in reporters if one.state == "truncated"})
+    )
+    transfers = [item for item in everything if isinstance(item, Transfer | TransferCount)]
     called = diagnose_reporters(reporters, places)
     hangs = list(_hangs(groups, transfers, reporters=reporters, places=places, given=given))
     slow = _slow(everything, records)
+    hangs = [_of_several_dumps(finding, doubled) for finding in hangs]
     findings = [*called, *_not_said_twice(hangs, called), *slow]
     wrong = [finding for finding in findings if finding.kind != "healthy"]
     if not wrong and (unclear := unclear_finding(reporters)) is not None:
         return (unclear,)
     if not wrong and (groups or reporters):
-        return (_fine(groups, reporters), *slow)
+        inspected = {record.path for record in records if record.duration_s is not None}
+        return (_fine(groups, [one for one in reporters if one.path not in inspected]), *slow)
     return tuple(wrong or findings[:1])
 
 
 def _hangs(
     groups: Sequence[GroupProgress],
-    transfers: Sequence[Transfer],
+    transfers: Sequence[Transfer | TransferCount],
     *,
     reporters: Sequence[Reporter],
     places: Sequence[Place],
@@ -68,11 +74,14 @@ def _hangs(
     for moment in dict.fromkeys(("", *moments)):
         then = [group for group in groups if group.moment == moment]
         moved = [transfer for transfer in transfers if transfer.moment == moment]
-        strange = _two_worlds(item for item in given if isinstance(item, GroupProgress) and item.moment == moment)
+        reports = [item for item in given if isinstance(item, GroupProgress) and item.moment == moment]
+        strange = _two_worlds(reports) or _two_processes(reports)
         if strange is not None:
             yield strange
             continue
-        for finding in diagnose_hang(then, moved, reporters=reporters, places=places):
+        open_ = [transfer for transfer in moved if isinstance(transfer, Transfer)]
+        counts = [transfer for transfer in moved if isinstance(transfer, TransferCount)]
+        for finding in diagnose_hang(then, open_, counts=counts, reporters=reporters, places=places):
             seen = (f"seen in {moment}",) if moment else ()
             yield msgspec.structs.replace(finding, evidence=(*finding.evidence, *seen))
 
@@ -91,6 +100,34 @@ def _two_worlds(groups: Iterable[GroupProgress]) -> Finding | None:
         evidence=(
             "these are files of two jobs, or of two starts of one: they do not agree who the ranks of the job are",
             *(f"{group.path}: {len(ranks)} ranks, {listed(ranks)}" for ranks, group in list(worlds.items())[:4]),
+        ),
+        next_probe="the files of each job in a directory of their own",
+    )
+
+
+def _two_processes(groups: Iterable[GroupProgress]) -> Finding | None:
+    """The finding that dumps do not belong together: two of one rank cannot be of one process."""
+    known: dict[tuple[int, str], list[tuple[Remembered, str]]] = {}
+    for group in groups:
+        for position in group.positions:
+            if not position.remembered:
+                continue
+            others = known.setdefault((position.rank, group.group), [])
+            for calls, path in others:
+                if path != group.path and are_of_two(calls, position.remembered):
+                    return _not_told_apart(position.rank, path, group.path)
+            others.append((position.remembered, group.path))
+    return None
+
+
+def _not_told_apart(rank: int, *paths: str) -> Finding:
+    return Finding(
+        kind="undetermined",
+        confidence=0.3,
+        evidence=(
+            f"these are files of two jobs, or of two starts of one: two processes wrote them as rank {rank}, and their "
+            "names and folders do not tell which files belong together",
+            *paths,
         ),
         next_probe="the files of each job in a directory of their own",
     )
@@ -158,8 +195,11 @@ def _fine(groups: Sequence[GroupProgress], reporters: Sequence[Reporter]) -> Fin
     )
 
 
-def _once_a_rank(evidence: list[Evidence]) -> list[Evidence]:
-    """The evidence without dumps of a rank that another dump of the same rank and moment goes beyond."""
+def _once_a_rank(evidence: list[Evidence]) -> tuple[list[Evidence], dict[int, bool]]:
+    """The evidence without dumps of a rank that another dump of the same rank and moment goes beyond.
+
+    Also the ranks that have several dumps, and whether each dump says when its calls were made.
+    """
     paths: dict[tuple[int, str], dict[str, int]] = {}
     for item in evidence:
         if isinstance(item, GroupProgress) and len(item.positions) == 1 and item.path:
@@ -170,19 +210,44 @@ def _once_a_rank(evidence: list[Evidence]) -> list[Evidence]:
         (rank, path) for (rank, _), seen in paths.items() for path in seen if path != max(seen, key=lambda p: seen[p])
     }
     if not dropped:
-        return evidence
+        return evidence, {}
     kept = [item for item in evidence if _rank_and_path(item) not in dropped]
     doubled = sorted({rank for rank, _ in dropped})
     notes = [
         Reporter(rank=rank, state="duplicate", detail="It wrote several dumps; the one that goes furthest counts")
         for rank in doubled
     ]
-    return [*kept, *notes]
+    undated = {_rank_and_path(item) for item in evidence if isinstance(item, GroupProgress) and _without_times(item)}
+    dated = {_rank_and_path(item) for item in evidence if isinstance(item, GroupProgress) and not _without_times(item)}
+    known = dict.fromkeys(doubled, True)
+    for (rank, _), seen in paths.items():
+        if rank in known and len(seen) > 1:
+            known[rank] = all((rank, path) in dated or (rank, path) not in undated for path in seen)
+    return [*kept, *notes], known
+
+
+def _without_times(item: GroupProgress) -> bool:
+    return not any(position.remembered for position in item.positions)
+
+
+def _of_several_dumps(finding: Finding, doubled: dict[int, bool]) -> Finding:
+    """A finding that says which ranks had several dumps, and is less sure if they may be of two jobs."""
+    if not doubled or finding.kind == "undetermined":
+        return finding
+    said = f"{listed(doubled)}: several dumps; of each rank the one that goes furthest counts"
+    unsure = [rank for rank, dated in doubled.items() if not dated]
+    if unsure:
+        said += ". They do not say when their calls were made, so they may be of two jobs"
+    return msgspec.structs.replace(
+        finding,
+        confidence=min(finding.confidence, 0.5) if unsure else finding.confidence,
+        evidence=(*finding.evidence, said),
+    )
 
 
 def _rank_and_path(item: Evidence) -> tuple[int | None, str]:
     if isinstance(item, GroupProgress):
         return (item.positions[0].rank if len(item.positions) == 1 else None), item.path
-    if isinstance(item, Transfer | Reporter | CollectiveRecord):
+    if isinstance(item, Transfer | TransferCount | Reporter | CollectiveRecord):
         return item.rank, item.path
     return None, item.path if isinstance(item, Unread) else ""

@@ -1,8 +1,8 @@
 """Evidence of several jobs in one directory, parted by what cannot come from one job.
 
-Files of one folder whose names differ only in numbers are a *family*, such as one dump a rank. Two families in which
-the same ranks report the same thing are of two jobs (or of two starts of one), and so are runs, and logs under two job
-numbers of Slurm. Everything else goes with the job in whose folder it lies, or with all of them.
+What tells is in `job_marks`. Two families of files (`file_families`) in which the same ranks report the same thing are
+of two jobs (or of two starts of one), and so are runs, and logs under two job numbers of Slurm. Everything else goes
+with the job in whose folder it lies, or with all of them.
 """
 
 from __future__ import annotations
@@ -13,23 +13,18 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import combinations, takewhile
 
-import numpy as np
-
-from keepstep.records.evidence import Evidence, GroupProgress, LogEvent, StackSample
-from keepstep.records.timing_table import TimingTable
+from keepstep.diagnosis.file_families import Family, Kept, family_of, kind_of, parted_families
+from keepstep.diagnosis.job_marks import Marks, are_apart_in_time, are_of_two_jobs, marks_by_file, speak_apart
+from keepstep.records.evidence import Evidence, LogEvent, StackSample
 
 __all__ = ["JobEvidence", "jobs_apart"]
 
 _MOST_FAMILIES = 500
-_FEWEST_SHARED = 2
-"""One rank that two families share may be a file that was copied."""
 _SLURM_FILE = re.compile(r"slurm[-_](\d{2,10}(?:_\d+)?)(?!\d)")
 _SLURM_LINE = re.compile(
     r"\bSLURM_JOB(?:_?ID)?[=:]\s*(\d{2,10})\b|\b(?:Step|Job)Id=(\d{2,10})\b|\*\*\* (?:STEP|JOB) (\d{2,10})\b"
 )
 
-_Family = tuple[str, str]
-"""Folder, and name with `#` for numbers."""
 _Key = tuple[str | None, ...]
 _Parts = tuple[str, ...]
 
@@ -49,20 +44,6 @@ class JobEvidence:
     doubts: tuple[str, ...] = ()
 
 
-@dataclass(slots=True)
-class _Seen:
-    """What the files of one family tell: who reports of which groups, whose times of which phases, who speaks when."""
-
-    reporting: set[int] = field(default_factory=set)
-    groups: set[str] = field(default_factory=set)
-    timed: dict[str, set[object]] = field(default_factory=dict)
-    one_each: bool = True
-    """Whether each table is of one member."""
-    speaking: set[int] = field(default_factory=set)
-    first: float | None = None
-    last: float | None = None
-
-
 @dataclass(slots=True, frozen=True)
 class _Division:
     """One way to part files: `part` says to which part a file belongs (None: to none); only those in `names` count."""
@@ -78,8 +59,15 @@ class _Division:
 
 def jobs_apart(whole: JobEvidence) -> list[JobEvidence]:
     """The evidence by job; `whole` itself, with doubts, if all of it may be of one job."""
-    conflicts, doubts = _conflicts(_families(whole.others, whole.events))
-    divisions, anchors = _divisions(conflicts)
+    files = marks_by_file(whole.others, whole.events, stacks=whole.stacks)
+    families, kept = parted_families({path: marks for path, marks in files.items() if not _run_of(whole.runs, path)})
+    conflicts, doubts = _conflicts(families)
+    doubts += [
+        f"these may be the logs of two jobs: {marks.twice} ranks print steps in several files named {kind_of(family)}"
+        for family, marks in families.items()
+        if marks.twice
+    ]
+    divisions, anchors = _divisions(conflicts, kept, example={family: marks.path for family, marks in families.items()})
     slurm = _slurm_ids(whole.events)
     if len(set(slurm.values())) > 1:
         divisions.append(_Division(slurm.get, frozenset(slurm.values())))
@@ -157,93 +145,44 @@ def _most_exact(keys: set[_Key]) -> list[_Key]:
 # ---------------------------------------------------------------- families
 
 
-def _family_of(path: str) -> _Family:
-    folder, _, name = path.rpartition("/")
-    return folder, re.sub(r"\d+", "#", name.split(".")[0] or name)
-
-
-def _families(others: Iterable[Evidence], events: Iterable[LogEvent]) -> dict[_Family, _Seen]:
-    found: dict[_Family, _Seen] = {}
-    known: dict[str, _Seen] = {}
-
-    def seen_of(path: str) -> _Seen:
-        if path not in known:
-            known[path] = found.setdefault(_family_of(path), _Seen())
-        return known[path]
-
-    for item in others:
-        if isinstance(item, GroupProgress) and item.path and len(item.positions) == 1 and not item.moment:
-            seen = seen_of(item.path)
-            seen.reporting.add(item.positions[0].rank)
-            seen.groups.add(item.group)
-        elif isinstance(item, TimingTable) and item.path:
-            members = {item.names[who] if item.names else who for who in np.unique(item.who).tolist()}
-            seen = seen_of(item.path)
-            seen.timed.setdefault(item.phase, set()).update(members)
-            seen.one_each = seen.one_each and len(members) == 1
-    for event in events:
-        if event.path and event.rank is not None and event.fields.get("claimed") != "yes":
-            seen = seen_of(event.path)
-            seen.speaking.add(event.rank)
-            if event.wall is not None:
-                seen.first = event.wall if seen.first is None else min(seen.first, event.wall)
-                seen.last = event.wall if seen.last is None else max(seen.last, event.wall)
-    return found
-
-
-def _conflicts(families: dict[_Family, _Seen]) -> tuple[list[tuple[_Family, _Family]], list[str]]:
+def _conflicts(families: dict[Family, Marks]) -> tuple[list[tuple[Family, Family]], list[str]]:
     """Pairs of families that cannot be of one job, and doubts about others in words."""
-    several = [
-        (family, seen)
-        for family, seen in families.items()
-        if max(len(seen.reporting), len(seen.speaking), *map(len, seen.timed.values()), 0) >= _FEWEST_SHARED
-    ][:_MOST_FAMILIES]
-    found: list[tuple[_Family, _Family]] = []
+    several = [(family, marks) for family, marks in families.items() if marks.tell_something][:_MOST_FAMILIES]
+    found: list[tuple[Family, Family]] = []
     doubts: list[str] = []
     for (first, one), (second, other) in combinations(several, 2):
-        same_kind = first[1] == second[1]
-        if _report_both(one, other) or _timed_both(one, other, same_kind=same_kind):
+        same_kind = kind_of(first) == kind_of(second)
+        if are_of_two_jobs(one, other, same_kind=same_kind):
             found.append((first, second))
-        elif same_kind and len(both := one.speaking & other.speaking) >= _FEWEST_SHARED:
-            if _apart_in_time(one, other):
+        elif speak_apart(one, other, same_kind=same_kind):
+            if same_kind and are_apart_in_time(one, other):
                 found.append((first, second))
             else:
-                doubts.append(
-                    f"these may be the logs of two jobs: {len(both)} ranks speak both in {first[0]} and in {second[0]}"
-                )
+                doubts.append(_doubt(len(one.speaking & other.speaking), *_told_apart(first, second)))
     return found, doubts[:4]
 
 
-def _report_both(one: _Seen, other: _Seen) -> bool:
-    """Whether the same ranks tell how far they are in the same group."""
-    return not one.groups.isdisjoint(other.groups) and len(one.reporting & other.reporting) >= _FEWEST_SHARED
+def _told_apart(first: Family, second: Family) -> tuple[str, str]:
+    """What tells two families apart: their folders, or all of their names."""
+    return (first[0], second[0]) if first[0] != second[0] else ("/".join(first), "/".join(second))
 
 
-def _timed_both(one: _Seen, other: _Seen, *, same_kind: bool) -> bool:
-    """Whether the same members have times of the same phase. Tables that stand for themselves may tell of one job."""
-    if not (same_kind or (one.one_each and other.one_each)):
-        return False
-    return any(
-        len(one.timed[phase] & other.timed[phase]) >= _FEWEST_SHARED for phase in one.timed.keys() & other.timed.keys()
-    )
-
-
-def _apart_in_time(one: _Seen, other: _Seen) -> bool:
-    if one.first is None or one.last is None or other.first is None or other.last is None:
-        return False
-    return one.last < other.first or other.last < one.first
+def _doubt(ranks: int, *places: str) -> str:
+    return f"these may be the logs of two jobs: {ranks} ranks speak both in {' and in '.join(places)}"
 
 
 # ---------------------------------------------------------------- divisions
 
 
-def _divisions(conflicts: Iterable[tuple[_Family, _Family]]) -> tuple[list[_Division], list[str]]:
+def _divisions(
+    conflicts: Iterable[tuple[Family, Family]], kept: Kept, *, example: dict[Family, str]
+) -> tuple[list[_Division], list[str]]:
     """What parts the families of each pair: the folders below the last one they share, or their names."""
     by_folder: dict[_Parts, set[str]] = {}
     by_name: dict[str, set[str]] = {}
     anchors: dict[str, None] = {}
     for pair in conflicts:
-        first, second = (f"{folder}/{name}" if folder else name for folder, name in pair)
+        first, second = (example[family] for family in pair)
         anchors |= {first: None, second: None}
         if pair[0][0] == pair[1][0]:
             by_name.setdefault(pair[0][0], set()).update(name for _, name in pair)
@@ -251,7 +190,9 @@ def _divisions(conflicts: Iterable[tuple[_Family, _Family]]) -> tuple[list[_Divi
         above = _shared_start(first, second)
         by_folder.setdefault(above, set()).update(_below(above, path) or "" for path in (first, second))
     divisions = [_Division(partial(_below, above), frozenset(names)) for above, names in by_folder.items()]
-    divisions += [_Division(partial(_name_in, folder), frozenset(names)) for folder, names in by_name.items()]
+    divisions += [
+        _Division(partial(_name_in, kept=kept, folder=folder), frozenset(names)) for folder, names in by_name.items()
+    ]
     return divisions, list(anchors)
 
 
@@ -269,8 +210,8 @@ def _below(above: _Parts, path: str) -> str | None:
     return "/".join(parts[: len(above) + 1] if len(parts) > len(above) + 1 else above)
 
 
-def _name_in(folder: str, path: str) -> str | None:
-    family = _family_of(path)
+def _name_in(path: str, *, kept: Kept, folder: str) -> str | None:
+    family = family_of(path, kept)
     return family[1] if family[0] == folder else None
 
 

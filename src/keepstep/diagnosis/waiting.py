@@ -15,7 +15,7 @@ import numpy as np
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from keepstep.records.evidence import GroupProgress, Position, Transfer
+from keepstep.records.evidence import GroupProgress, Position, Transfer, TransferCount
 
 __all__ = ["Blocker", "WaitGraph", "is_lost_between_two", "wait_graph"]
 
@@ -45,6 +45,8 @@ class Blocker:
     """Members that have finished it."""
     silent: list[int] = field(default_factory=list)
     """Members that reported nothing at all."""
+    perhaps: list[int] = field(default_factory=list)
+    """Those of `missing` that finished transfers like this one; whether this one is among them is not known."""
 
 
 @dataclass(slots=True)
@@ -83,17 +85,41 @@ class WaitGraph:
         return tuple(sorted({named[node] for node in seen if node < offset} - set(ranks)))
 
 
-def wait_graph(groups: Sequence[GroupProgress], transfers: Iterable[Transfer] = ()) -> WaitGraph:
-    """The graph for merged `groups` (see group_progress.merged) and the unfinished `transfers`."""
+class _Ends:
+    """What the two ends of transfers have queued and finished."""
+
+    def __init__(self, transfers: list[Transfer], counts: Iterable[TransferCount]) -> None:
+        self.oldest: dict[tuple[int, int, int], Transfer] = {}
+        for one in transfers:
+            self.oldest.setdefault((one.rank, one.source, one.destination), one)
+        self._finished = {(one.rank, one.source, one.destination, one.group): one for one in counts}
+        self.ranks = {one.rank for one in self.oldest.values()} | {one.rank for one in self._finished.values()}
+
+    def has_finished(self, rank: int, transfer: Transfer, *, waiters: list[int]) -> bool | None:
+        """Whether `rank` has finished the transfer in which the other end waits; None if that cannot be told."""
+        ends = transfer.source, transfer.destination
+        waiting = next((self.oldest[(one, *ends)] for one in waiters if (one, *ends) in self.oldest), transfer)
+        count = self._finished.get((rank, *ends, waiting.group))
+        if count is None:
+            return False
+        if waiting.ordinal is None or not count.from_start:
+            return None
+        return count.finished >= waiting.ordinal
+
+
+def wait_graph(
+    groups: Sequence[GroupProgress], transfers: Iterable[Transfer] = (), *, counts: Iterable[TransferCount] = ()
+) -> WaitGraph:
+    """The graph for merged `groups` (see group_progress.merged), the unfinished `transfers`, and counts of finished."""
     transfers = list(transfers)
+    ends = _Ends(transfers, counts)
     heard = {position.rank for group in groups for position in group.positions if position.queued is not None}
-    heard.update(transfer.rank for transfer in transfers)
+    heard.update(ends.ranks)
     blockers, blocked_by = _oldest(groups, transfers)
     expected = heard.union(*(group.ranks for group in groups), *((one.source, one.destination) for one in transfers))
     graph = WaitGraph(blockers, blocked_by, {}, heard=heard, expected=expected)
-    posted = {(transfer.rank, transfer.source, transfer.destination) for transfer in transfers}
     for index, blocker in enumerate(blockers):
-        _fill(graph, index, blocker=blocker, posted=posted)
+        _fill(graph, index, blocker=blocker, ends=ends)
     _wait_for_the_unmet(graph)
     for index, blocker in enumerate(blockers):
         _mark_stuck(graph, index, blocker=blocker)
@@ -152,10 +178,10 @@ def _unfinished(group: GroupProgress) -> Iterable[tuple[Position, int]]:
     return waiting
 
 
-def _fill(graph: WaitGraph, index: int, *, blocker: Blocker, posted: set[tuple[int, int, int]]) -> None:
+def _fill(graph: WaitGraph, index: int, *, blocker: Blocker, ends: _Ends) -> None:
     """Sort the members of the operation into those who are there and those who are not, each for its reason."""
     if blocker.group is None:
-        _fill_transfer(graph, index, blocker=blocker, posted=posted)
+        _fill_transfer(graph, index, blocker=blocker, ends=ends)
         return
     ranks, queued, finished, started = _table(blocker.group)
     seen, sequence = set(ranks.tolist()), _bounded(blocker.sequence)
@@ -189,7 +215,7 @@ def _bounded(value: int) -> int:
     return max(_UNKNOWN, min(value, -_UNKNOWN))
 
 
-def _fill_transfer(graph: WaitGraph, index: int, *, blocker: Blocker, posted: set[tuple[int, int, int]]) -> None:
+def _fill_transfer(graph: WaitGraph, index: int, *, blocker: Blocker, ends: _Ends) -> None:
     transfer = blocker.transfer
     assert transfer is not None
     for rank in (transfer.source, transfer.destination):
@@ -197,10 +223,13 @@ def _fill_transfer(graph: WaitGraph, index: int, *, blocker: Blocker, posted: se
             continue
         if rank not in graph.heard:
             blocker.silent.append(rank)
-        elif (rank, transfer.source, transfer.destination) in posted:
+        elif (rank, transfer.source, transfer.destination) in ends.oldest:
             blocker.elsewhere.append(rank)
+        elif (done := ends.has_finished(rank, transfer, waiters=blocker.waiters)) is True:
+            blocker.passed.append(rank)
         else:
             blocker.missing.append(rank)
+            blocker.perhaps += [rank] if done is None else []
 
 
 def _mark_stuck(graph: WaitGraph, index: int, *, blocker: Blocker) -> None:

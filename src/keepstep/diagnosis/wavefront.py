@@ -15,7 +15,7 @@ from keepstep.diagnosis.hang_words import about, listed, title
 from keepstep.diagnosis.mismatch import mismatches
 from keepstep.diagnosis.silent_ranks import silent_findings
 from keepstep.diagnosis.waiting import Blocker, WaitGraph, is_lost_between_two, wait_graph
-from keepstep.records.evidence import GroupProgress, Place, Reporter, Transfer
+from keepstep.records.evidence import GroupProgress, Place, Reporter, Transfer, TransferCount
 from keepstep.records.finding import Finding, Suspect
 
 __all__ = ["diagnose_hang"]
@@ -28,16 +28,17 @@ def diagnose_hang(
     groups: Iterable[GroupProgress],
     transfers: Iterable[Transfer] = (),
     *,
+    counts: Iterable[TransferCount] = (),
     reporters: Iterable[Reporter] = (),
     places: Iterable[Place] = (),
 ) -> tuple[Finding, ...]:
     """Findings about a job that stands still; none if no rank waits for anything.
 
-    `transfers` are point-to-point operations that are not finished. `reporters` add evidence about ranks that were
-    empty or absent; `places` let several ranks of one node become one finding.
+    `transfers` are point-to-point operations that are not finished, `counts` say how many are. `reporters` add evidence
+    about ranks that were empty or absent; `places` let several ranks of one node become one finding.
     """
     joined = merged(groups)
-    graph = wait_graph(joined, transfers)
+    graph = wait_graph(joined, transfers, counts=counts)
     notes = {reporter.rank: reporter for reporter in reporters if reporter.rank is not None}
     wrong = mismatches(joined)
     findings = list(wrong)
@@ -121,6 +122,12 @@ def _origin(graph: WaitGraph, ranks: list[int], *, notes: dict[int, Reporter], n
             )
     evidence.append(f"{len(victims)} ranks wait for it, directly or through other groups: {listed(victims)}")
     doubt = 0.15 if any(blocker.silent for blocker in graph.blockers) else 0.0
+    if needed and all(set(ranks) & set(blocker.perhaps) for blocker in needed):
+        doubt += 0.15
+        evidence.append(
+            "it has finished transfers like this one, and the dumps do not go back to the first: whether this one is "
+            "among them they do not say"
+        )
     if any(blocker.group is not None and blocker.group.snapshot for blocker in needed):
         doubt += 0.25
         evidence.append("counts of one moment: whether they still move tells a slow rank from one that stands still")
@@ -142,7 +149,7 @@ def _origin(graph: WaitGraph, ranks: list[int], *, notes: dict[int, Reporter], n
 def _end_at_operation(graph: WaitGraph, index: int) -> Finding:
     """Everybody who reported has reached the operation, and it does not finish."""
     blocker = graph.blockers[index]
-    if is_lost_between_two(blocker):
+    if is_lost_between_two(blocker) or (blocker.transfer is not None and blocker.passed):
         return _lost_between_two(graph, index)
     victims = graph.victims_of((), (index,))
     involved = sorted({*blocker.waiters, *blocker.elsewhere})
@@ -150,6 +157,7 @@ def _end_at_operation(graph: WaitGraph, index: int) -> Finding:
     if blocker.transfer is not None:
         suspects = _ways(blocker.transfer.source, blocker.transfer.destination)
     unsure = blocker.group is not None and not blocker.group.ranks
+    sure = blocker.group is None or (bool(blocker.group.ranks) and blocker.group.members_known)
     if unsure and len(involved) < 2:
         return Finding(
             kind="undetermined",
@@ -163,12 +171,12 @@ def _end_at_operation(graph: WaitGraph, index: int) -> Finding:
         group=None if blocker.group is None else blocker.group.group,
         suspects=(suspects,),
         victims=tuple(rank for rank in victims if rank not in involved),
-        confidence=0.4 if unsure else 0.6,
+        confidence=0.4 if unsure else 0.6 if sure else 0.5,
         evidence=(
-            f"{title(blocker)}: all {'known ' if unsure else ''}members have queued it, "
+            f"{title(blocker)}: all {'' if sure else 'known '}members have queued it, "
             f"{len(blocker.waiters)} wait in it, "
             + (f"only {listed(blocker.passed)} finished it" if blocker.passed else "none has finished it"),
-            *(("the data do not name its members: one without a report may be missing",) if unsure else ()),
+            *(() if sure else ("the data do not name its members: one without a report may be missing",)),
             "no rank is behind another one: sequence numbers cannot tell its members and their links apart",
         ),
         next_probe="network and device counters of these ranks, or a transfer between each pair of them",
@@ -176,24 +184,29 @@ def _end_at_operation(graph: WaitGraph, index: int) -> Finding:
 
 
 def _lost_between_two(graph: WaitGraph, index: int) -> Finding:
-    """One of two members has finished, the other waits: what the first one sent did not arrive."""
+    """One of two ends has finished, the other waits: what the first one sent did not arrive, or is not worked off."""
     blocker = graph.blockers[index]
-    (source,), (destination,) = blocker.passed, blocker.waiters
-    assert blocker.group is not None
+    (done,), (waiting,) = blocker.passed, blocker.waiters
+    transfer = blocker.transfer
+    source, destination = (done, waiting) if transfer is None else (transfer.source, transfer.destination)
+    received = done == destination
     return Finding(
         kind="communication_hang",
         layer="undetermined",
-        group=blocker.group.group,
-        sequence=blocker.sequence,
-        suspects=(_ways(source, destination),),
+        group=None if blocker.group is None else blocker.group.group,
+        sequence=None if blocker.group is None else blocker.sequence,
+        suspects=((Suspect(rank=waiting),) if received else _ways(source, destination),),
         victims=tuple(rank for rank in graph.victims_of((), (index,)) if rank not in (source, destination)),
         confidence=0.6,
         evidence=(
-            f"{title(blocker)}: rank {source} has finished it, and no later one; rank {destination} waits in it",
-            f"what rank {source} sent did not reach the call of rank {destination}: its sending, the link, or the "
+            f"{title(blocker)}: rank {done} has finished it{', and no later one' if transfer is None else ''}; "
+            f"rank {waiting} waits in it",
+            f"rank {done} has all of it: the device of rank {waiting} stopped working it off"
+            if received
+            else f"what rank {source} sent did not reach the call of rank {destination}: its sending, the link, or the "
             "receiving (a device that stopped would look the same)",
         ),
-        next_probe=f"transfer from rank {source} to rank {destination}; stack of rank {destination}, counters of both",
+        next_probe=f"transfer from rank {source} to rank {destination}; stack of rank {waiting}, counters of both",
     )
 
 
@@ -216,7 +229,7 @@ def _end_in_batch(graph: WaitGraph, indices: list[int]) -> Finding:
         victims=tuple(rank for rank in graph.victims_of((), indices) if rank not in involved),
         confidence=0.5,
         evidence=(
-            f"transfers {shown}: both ends have queued each of them, none is finished",
+            f"transfers {shown}: both ends have queued each of them, and no end waits for one that did not come",
             "they were queued as one batch, which ends as a whole: which of them holds it these data do not show",
         ),
         next_probe="network and device counters of these ranks, or a transfer between each pair of them",

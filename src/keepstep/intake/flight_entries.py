@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -11,11 +12,12 @@ from keepstep.intake.flight_batches import batches_joined
 from keepstep.intake.flight_entry import Entry, Membership
 from keepstep.records.evidence import Frame, Signature
 
-__all__ = ["entries_of", "memberships_of"]
+__all__ = ["entries_of", "memberships_of", "remembers_all"]
 
 _MOST_ENTRIES = 2_000_000
 _MOST_FRAMES = 64
 _LONGEST_NAME = 200
+_WRAP = 1 << 31
 _ENDS = re.compile(r"(send|recv)\s+(-?\d+)\s*(?:->|<-)\s*(-?\d+)")
 
 
@@ -45,8 +47,29 @@ def entries_of(dump: dict[str, Any], memberships: dict[str, Membership]) -> list
     """All entries that are whole, in the order of the dump; those of a batch with what is known of all of it."""
     entries = _dictionaries(dump.get("entries"))
     found = (_entry(entry, memberships) for entry in entries)
-    whole = [entry for entry in found if entry is not None]
+    whole = _unwrapped([entry for entry in found if entry is not None])
     return batches_joined(whole, lanes=any("is_p2p" in entry for entry in entries[:1]))
+
+
+def _unwrapped(entries: list[Entry]) -> list[Entry]:
+    """The entries in one order: where numbers of a group began again behind 32 bits, the new ones are put behind."""
+    top: dict[tuple[str, bool], int] = {}
+    for entry in entries:
+        lane = entry.group, entry.point_to_point
+        top[lane] = max(top.get(lane, 0), entry.sequence)
+    wrapped = {lane for lane, highest in top.items() if _WRAP < highest < 2 * _WRAP}
+    return [
+        replace(entry, sequence=entry.sequence + 2 * _WRAP)
+        if (lane := (entry.group, entry.point_to_point)) in wrapped and top[lane] - entry.sequence > _WRAP
+        else entry
+        for entry in entries
+    ]
+
+
+def remembers_all(dump: dict[str, Any]) -> bool:
+    """Whether the entries go back to the first operation of the process: the ring has not lost any."""
+    entries = _dictionaries(dump.get("entries"))
+    return bool(entries) and _whole(entries[0].get("record_id")) == 0
 
 
 def _names_of_ids(dump: dict[str, Any], names: list[str], *, ids: list[str]) -> dict[str, str]:

@@ -8,13 +8,14 @@ in `pg_config` as text or list; the newest numbers in `pg_status` under `pg_id`.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from keepstep.errors import RecordError
 from keepstep.intake.flight_batches import closes_batch
-from keepstep.intake.flight_entries import entries_of, memberships_of
+from keepstep.intake.flight_entries import entries_of, memberships_of, remembers_all
 from keepstep.intake.flight_entry import Entry, Membership
 from keepstep.intake.plain_json import items_of_torn_list, parsed_json
 from keepstep.intake.plain_pickle import LONGEST_PICKLE_BYTES, read_plain_pickle
@@ -27,6 +28,7 @@ from keepstep.records.evidence import (
     Reporter,
     ReporterState,
     Transfer,
+    TransferCount,
     Unread,
 )
 
@@ -76,10 +78,8 @@ class FlightRecorder:
             state, detail = "empty", "The dump has no operations"
         yield Reporter(rank=rank, state=state, detail=detail, path=str(path))
         yield from _progress(rank, entries, memberships=memberships, path=str(path), complete=complete)
+        yield from _transfers(rank, entries, from_start=remembers_all(dump), path=str(path))
         unfinished = sorted((entry for entry in entries if not entry.finished), key=lambda entry: entry.queued or 0.0)
-        yield from (
-            _transfer(rank, entry, path=str(path)) for entry in unfinished if entry.point_to_point and entry.ends
-        )
         yield from (_record(rank, entry, path=str(path)) for entry in unfinished[:_SHOWN])
 
 
@@ -102,9 +102,18 @@ def _load(path: Path) -> tuple[dict[str, Any], bool]:
         complete = complete and whole_pickle
     if isinstance(dump, list):
         dump = {"entries": dump}
+    if not complete and isinstance(dump, dict) and isinstance(dump.get("entries"), list):
+        dump = {**dump, "entries": _whole_entries(dump["entries"])}
     if not isinstance(dump, dict) or not ({"entries", "pg_config", "pg_status"} & dump.keys()):
         raise RecordError("plain data, and no Flight Recorder dump", where=str(path))
     return dump, complete
+
+
+def _whole_entries(entries: list[Any]) -> list[Any]:
+    """The entries without a last one that has fewer fields than the others: it was cut off."""
+    if len(entries) > 1 and isinstance(entries[-1], dict) and isinstance(entries[0], dict):
+        return entries[:-1] if len(entries[-1]) < len(entries[0]) else entries
+    return [] if entries and not (isinstance(entries[-1], dict) and "state" in entries[-1]) else entries
 
 
 def _torn_config(content: bytes) -> dict[str, Any]:
@@ -154,7 +163,7 @@ def _progress(
         counts = name not in mixed and membership.queued is not None
         position = _position(rank, mine, membership=membership, counts=counts)
         if not complete and not counts:
-            position = Position(rank=rank, signatures=position.signatures)
+            position = Position(rank=rank, signatures=position.signatures, remembered=position.remembered)
         yield GroupProgress(
             group=name,
             ranks=membership.ranks,
@@ -178,28 +187,57 @@ def _position(rank: int, entries: list[Entry], *, membership: Membership, counts
     elif sequences:
         finished = max(sequences)
     started = [entry.sequence for entry in entries if entry.started or entry.finished]
+    dated = [(entry.sequence, entry.queued) for entry in entries if entry.queued is not None]
     newest = sorted(entries, key=lambda entry: (not entry.finished, entry.sequence))[-_REMEMBERED - len(unfinished) :]
     return Position(
         rank=rank,
         queued=queued,
         started=max(started, default=None),
         finished=finished,
-        signatures={entry.sequence: entry.signature for entry in newest if not closes_batch(entry)},
+        signatures={
+            entry.sequence: entry.signature for entry in newest if entry.signature.op and not closes_batch(entry)
+        },
         waiting_since=oldest.queued if oldest is not None else None,
+        remembered=(min(dated), max(dated)) if dated else (),
     )
 
 
-def _transfer(rank: int, entry: Entry, *, path: str) -> Transfer:
-    assert entry.ends is not None
-    return Transfer(
-        rank=rank,
-        source=entry.ends[0],
-        destination=entry.ends[1],
-        group=entry.group,
-        sequence=entry.sequence,
-        queued=entry.queued,
-        path=path,
-    )
+def _transfers(rank: int, entries: list[Entry], *, from_start: bool, path: str) -> Iterator[Transfer | TransferCount]:
+    """The unfinished transfers, oldest first, and how many of each pair are finished."""
+    numbers: Counter[tuple[str, tuple[int, int]]] = Counter()
+    finished: Counter[tuple[str, tuple[int, int]]] = Counter()
+    waiting = []
+    for entry in entries:
+        if not entry.point_to_point or entry.ends is None:
+            continue
+        pair = entry.group, entry.ends
+        numbers[pair] += 1
+        if entry.finished:
+            finished[pair] += 1
+        else:
+            waiting.append((entry, numbers[pair] if from_start else None))
+    for entry, ordinal in sorted(waiting, key=lambda item: item[0].queued or 0.0):
+        assert entry.ends is not None
+        yield Transfer(
+            rank=rank,
+            source=entry.ends[0],
+            destination=entry.ends[1],
+            group=entry.group,
+            sequence=entry.sequence,
+            queued=entry.queued,
+            ordinal=ordinal,
+            path=path,
+        )
+    for (group, (source, destination)), count in finished.items():
+        yield TransferCount(
+            rank=rank,
+            source=source,
+            destination=destination,
+            group=group,
+            finished=count,
+            from_start=from_start,
+            path=path,
+        )
 
 
 def _record(rank: int, entry: Entry, *, path: str) -> CollectiveRecord:

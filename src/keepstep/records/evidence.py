@@ -28,6 +28,7 @@ __all__ = [
     "StackSample",
     "StepTiming",
     "Transfer",
+    "TransferCount",
     "Unread",
 ]
 
@@ -100,6 +101,8 @@ class Position(msgspec.Struct, frozen=True, kw_only=True):
     """By sequence: what this rank thinks the collective is. Sequences it does not remember are left out."""
     waiting_since: float | None = None
     """Wall-clock time at which its oldest unfinished collective was queued; None: unknown, or nothing is unfinished."""
+    remembered: tuple[tuple[int, float], ...] = ()
+    """Sequence and wall-clock time of the oldest and the newest collective that it remembers; empty: no times."""
 
 
 class GroupProgress(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,6 +134,22 @@ class Transfer(msgspec.Struct, frozen=True, kw_only=True):
     group: str = ""
     sequence: int | None = None
     queued: float | None = None
+    ordinal: int | None = None
+    """Its number among those from source to destination in this group since the start of the job; None: unknown."""
+    moment: str = ""
+    path: str = ""
+
+
+class TransferCount(msgspec.Struct, frozen=True, kw_only=True):
+    """How many point-to-point operations from `source` to `destination` one of the two ends has finished."""
+
+    rank: int
+    source: int
+    destination: int
+    group: str = ""
+    finished: int
+    from_start: bool
+    """Whether all since the start of the job are counted; if not, only those that are remembered."""
     moment: str = ""
     path: str = ""
 
@@ -210,7 +229,7 @@ class Unread(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Evidence: TypeAlias = (
-    "CollectiveRecord | GroupProgress | Transfer | Reporter | Place | StepTiming | LogEvent | StackSample | Unread"
-    " | TimingTable | OperationTrace"
+    "CollectiveRecord | GroupProgress | Transfer | TransferCount | Reporter | Place | StepTiming | LogEvent"
+    " | StackSample | Unread | TimingTable | OperationTrace"
 )
 """Everything that an intake may yield."""

@@ -38,6 +38,8 @@ _MOST_STACKS = 200_000
 _MOST_RECORDS = 2_000_000
 """Everything else that is kept: progress of ranks, single collectives, tables."""
 _MOST_TABLE_ROWS = 50_000_000
+_MOST_IN_DOUBT = 0.6
+"""Confidence where the files may be of two jobs."""
 _TELL_BYTES = 64 << 20
 _TELL_FILES = 500
 
@@ -190,10 +192,16 @@ def _by_job(by_run: dict[str, list[Finding]], gathered: _Gathered) -> tuple[Find
         mine = _together([finding for run in job.runs for finding in by_run[run]], job)
         named = next((finding.job for finding in mine if finding.job), "")
         name = f"{named} ({job.name})" if named and job.name else named or job.name
-        found += [
-            msgspec.structs.replace(finding, job=name, evidence=(*finding.evidence, *job.doubts)) for finding in mine
-        ]
+        found += [_doubted(msgspec.structs.replace(finding, job=name), job.doubts) for finding in mine]
     return tuple(sorted(found, key=lambda finding: (finding.kind == "healthy", -finding.confidence)))
+
+
+def _doubted(finding: Finding, doubts: tuple[str, ...]) -> Finding:
+    """The finding with the doubts whether its evidence is of one job, and no surer than these allow."""
+    if not doubts:
+        return finding
+    sure = min(finding.confidence, _MOST_IN_DOUBT)
+    return msgspec.structs.replace(finding, confidence=sure, evidence=(*finding.evidence, *doubts))
 
 
 def _together(run_findings: list[Finding], job: JobEvidence) -> list[Finding]:

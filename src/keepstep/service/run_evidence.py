@@ -9,7 +9,7 @@ import msgspec
 
 from keepstep.errors import KeepstepError
 from keepstep.records.events import Event
-from keepstep.records.evidence import Evidence, GroupProgress, Position, Transfer, Unread
+from keepstep.records.evidence import Evidence, GroupProgress, Position, Transfer, TransferCount, Unread
 from keepstep.records.finding import Finding, Suspect
 from keepstep.records.incident import PHASES, Incident
 from keepstep.records.lifecycle import JobEnded, JobStarted, StepProgress
@@ -144,7 +144,7 @@ def in_its_moment(items: Iterable[Evidence], path: Path) -> Iterator[Evidence]:
     """The evidence of a file; dumps in a bundle are of the moment at which its finding was made."""
     bundled = path.parent.name.isdigit() and path.parent.parent.name == BUNDLES_FOLDER
     for item in items:
-        if bundled and isinstance(item, GroupProgress | Transfer) and not item.moment:
+        if bundled and isinstance(item, GroupProgress | Transfer | TransferCount) and not item.moment:
             yield msgspec.structs.replace(item, moment=str(path.parent))
         else:
             yield item
