@@ -115,6 +115,21 @@ def test_a_part_of_a_slow_nodes_links_is_no_other_fault():
     assert only(said)[1].finding.suspects == ((Suspect(node="n1"),),)
 
 
+def test_links_that_show_a_slow_node_first_are_not_named():
+    layout = Layout(tp=2, pp=2, dp=4, ranks_per_node=2)
+    early = [Disturbance("throttle-link", begin=30, rank=a, peer=b) for a, b in [(0, 2), (2, 0), (1, 3)]]
+    _, said = run(*early, Disturbance("throttle-node", begin=33, node="n1"), layout=layout, steps=70)
+    assert only(said)[1].finding.suspects == ((Suspect(node="n1"),),)
+
+
+def test_two_links_of_a_node_are_named_a_little_later():
+    layout = Layout(tp=2, pp=2, dp=4, ranks_per_node=2)
+    both = [Disturbance("throttle-link", begin=30, rank=a, peer=b) for a, b in [(0, 2), (2, 6)]]
+    _, said = run(*both, layout=layout, steps=70)
+    assert {one.finding.suspects for _, one in alarms(said)} == {((Suspect(link=(0, 2)),),), ((Suspect(link=(2, 6)),),)}
+    assert all(step <= 45 for step, _ in alarms(said))
+
+
 def test_one_link_that_stays_slow_of_a_node_is_named():
     layout = Layout(tp=2, pp=2, dp=4, ranks_per_node=2)
     _, said = run(

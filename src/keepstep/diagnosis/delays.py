@@ -7,6 +7,7 @@ slowly shows both, at the same cell.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
@@ -159,7 +160,7 @@ def _verdicts(watch: Watch, excess: Numbers, *, step: int, lasted: float, margin
     for key in wider:
         known = watch.findings[key]
         yield Verdict(key=key, finding=known.finding, since=known.began_step)
-    for suspects, slow in faults:
+    for suspects, slow in _ripe(watch, faults, step=step, nodes=nodes):
         worst = max(slow, key=lambda cell: float(excess[cell]))
         pair = f"{pairs.ranks[worst]} -> {pairs.peers[worst]}"
         extra = float(excess[worst])
@@ -205,6 +206,27 @@ def _not_within_wider(
         taken.update(parts)
         parts_of += [] if key in keys else [key]
     return [fault for number, fault in enumerate(faults) if number not in taken], parts_of
+
+
+def _ripe(watch: Watch, faults: list[_Fault], *, step: int, nodes: Mapping[int, str]) -> list[_Fault]:
+    """The faults without links that have just become slow together with others of one node: it may be the node.
+
+    Not all links of a slow node show it in the same step. Links that stay the only ones for some steps are named.
+    """
+    touching: dict[str, list[int]] = defaultdict(list)
+    for number, (suspects, _) in enumerate(faults):
+        ends = suspects[0].link or ()
+        there = {nodes.get(rank, "") for rank in ends}
+        for node in there if len(there) > 1 else ():
+            touching[node].append(number)
+    crowded = {node: numbers for node, numbers in touching.items() if len(numbers) > 1}
+    watch.crowded = {node: watch.crowded.get(node, step) for node in crowded}
+    waiting = {number for node in crowded if step - watch.crowded[node] < STEPS for number in crowded[node]}
+    return [
+        fault
+        for number, fault in enumerate(faults)
+        if number not in waiting or "link:" + _name(fault[0]) in watch.findings
+    ]
 
 
 def _cells_of(watch: Watch, suspects: tuple[Suspect, ...], *, nodes: Mapping[int, str]) -> set[int]:

@@ -84,7 +84,8 @@ class Watch:
 
     `anchors` are the usual log ratio, its scatter and the excess (us) of ranks with an open finding, `data_anchors`
     their usual wait for data: a fault that lasts does not become usual. `advanced` is when the job last completed a
-    step or began, `stepped` when a step was last seen to end, `alarmed` the last step with a verdict that blames.
+    step or began, `stepped` when a step was last seen to end, `alarmed` the last step with a verdict that blames,
+    `crowded` the step from which on several links of a node are slow.
     """
 
     plan: WatchPlan
@@ -112,4 +113,5 @@ class Watch:
     past: dict[str, tuple[int, Numbers, Numbers, int]] = field(default_factory=dict)
     roles: tuple[int, int, Numbers] | None = None
     held: dict[int, int] = field(default_factory=dict)
+    crowded: dict[str, int] = field(default_factory=dict)
     placed: set[int] = field(default_factory=set)
