@@ -18,7 +18,7 @@ KeepstepError
 │   ├── VersionMismatch   another version of keepstep or torch in the same job
 │   └── WorldMismatch     members disagree about the size of the job
 ├── MoveNotMade           a planned move was given up; training goes on          exit 75
-├── NoAnswer              a request reached a run, and its controller ended      exit 75
+├── NoAnswer              a run has no controller now, or gives no answer        exit 75
 ├── TrafficError          a network or a demand that cannot be planned for       exit 65
 └── StateError            training state cannot be moved or trusted              exit 75
     ├── StateDivergence   replicas that should be equal are not
@@ -162,7 +162,7 @@ class MoveNotMade(KeepstepError):
 
 
 class NoAnswer(KeepstepError):
-    """A request reached a run, and no answer came: what came of it is in the run's records."""
+    """A run has no controller now, or it took a request and gave no answer: its records say what came of it."""
 
     exit_code = 75
 

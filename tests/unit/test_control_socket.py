@@ -17,7 +17,7 @@ from keepstep.errors import KeepstepError, MoveNotMade, NoAnswer, UsageError
 from keepstep.records.drills import DrillRequest
 from keepstep.records.moves import MoveRequest
 from keepstep.service.control_socket import ask_drill, ask_move, serve_control
-from keepstep.service.run_directory import RunDirectory, RunFacts
+from keepstep.service.run_directory import LEFT_FILE, REPORT_FILE, STATE_FOLDER, RunDirectory, RunFacts
 
 REQUEST = MoveRequest((1,))
 
@@ -118,3 +118,25 @@ def test_a_request_that_makes_no_sense_is_refused_in_one_line(tmp_path: Path, li
 
     reply = asyncio.run(answer())
     assert not reply["ok"] and says in reply["say"]
+
+
+def left(directory: Path) -> None:
+    """What a controller leaves for the one that takes over."""
+    (directory / STATE_FOLDER).mkdir()
+    (directory / STATE_FOLDER / LEFT_FILE).write_text("{}")
+
+
+def test_a_job_whose_controller_is_gone_can_be_taken_over_and_is_not_over(tmp_path: Path) -> None:
+    """G-23: the members train on, so whoever asks is told how they get a controller again."""
+    directory = RunDirectory(tmp_path / "run", reserve_bytes=0)
+    directory.publish(RunFacts("j", "s.py", (), 1, 0, 1, "1", "3", "2", 0.0, 1, f"keepstep-test-{tmp_path.name}"))
+    left(directory.path)
+    with pytest.raises(NoAnswer, match="controller of run j takes over or ends.*try again"):
+        ask_move(directory.path, REQUEST)
+    directory.close()
+    with pytest.raises(NoAnswer, match="controller of run j is gone.*keepstep resume.*try again") as caught:
+        ask_move(directory.path, REQUEST)
+    assert caught.value.exit_code == 75
+    (directory.path / REPORT_FILE).write_text("{}")
+    with pytest.raises(UsageError, match="run j is over"):
+        ask_move(directory.path, REQUEST)

@@ -16,7 +16,7 @@ import msgspec
 from keepstep.errors import EnvironmentProblem, KeepstepError, MoveNotMade, NoAnswer, UsageError
 from keepstep.records.drills import DrillRequest
 from keepstep.records.moves import MoveRequest
-from keepstep.service.run_directory import is_running, read_run
+from keepstep.service.run_directory import is_left, is_running, read_run
 
 __all__ = [
     "DrillTaker",
@@ -85,7 +85,7 @@ async def serve_control(name: str, *, drill: DrillTaker, probe: ProbeTaker, move
 def ask_drill(directory: Path, request: DrillRequest) -> str:
     """Have the run in `directory` inject a fault; returns what it answers.
 
-    Raises UsageError if it is over, NoAnswer.
+    Raises UsageError if it is over, NoAnswer where it has no controller or gets no answer.
     """
     return _ask(directory, msgspec.json.encode(request), what="a drill", limit_s=_CLIENT_S)
 
@@ -93,7 +93,7 @@ def ask_drill(directory: Path, request: DrillRequest) -> str:
 def ask_probe(directory: Path, number: int) -> str:
     """Have the run in `directory` probe finding `number`; returns what is left.
 
-    Raises UsageError if it is over, NoAnswer.
+    Raises UsageError if it is over, NoAnswer where it has no controller or gets no answer.
     """
     return _ask(directory, msgspec.json.encode(ProbeRequest(number)), what="a probe", limit_s=_PROBE_S)
 
@@ -109,20 +109,17 @@ def ask_move(directory: Path, request: MoveRequest) -> str:
 
 def _ask(directory: Path, request: bytes, *, what: str, limit_s: float) -> str:
     facts = read_run(directory)
-    over = UsageError(
-        f"run {facts.job} is over", where=str(directory), remedy=f"{what} needs a running job; see `keepstep report`"
-    )
     if not facts.control:
         raise UsageError("this is the directory of an agent", where=str(directory), remedy="give the controller's")
     if not is_running(directory):
-        raise over
+        raise _unheard(directory, facts.job, what=what)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(limit_s)
         try:
             connection.connect("\0" + facts.control)
             connection.sendall(request + b"\n")
         except OSError as error:
-            raise over from error
+            raise _unheard(directory, facts.job, what=what) from error
         try:
             with connection.makefile("rb") as file:
                 reply = json.loads(file.readline(_MAX_REPLY_BYTES))
@@ -133,6 +130,22 @@ def _ask(directory: Path, request: bytes, *, what: str, limit_s: float) -> str:
         kind = MoveNotMade if reply.get("code") == MoveNotMade.exit_code else UsageError
         raise kind(str(reply.get("say", "refused")), where=str(directory))
     return str(reply.get("say", ""))
+
+
+def _unheard(directory: Path, job: str, *, what: str) -> KeepstepError:
+    """Why nobody takes a request: the run is over, or it has no controller at the moment."""
+    where = str(directory)
+    if not is_left(directory):
+        return UsageError(
+            f"run {job} is over", where=where, remedy=f"{what} needs a running job; see `keepstep report`"
+        )
+    if is_running(directory):
+        return NoAnswer(f"the controller of run {job} takes over or ends", where=where, remedy="try again in a moment")
+    return NoAnswer(
+        f"the controller of run {job} is gone, and nobody has taken over from it",
+        where=where,
+        remedy="start `keepstep resume` with this directory while the agents wait, then try again",
+    )
 
 
 async def _reply(line: bytes, *, drill: DrillTaker, probe: ProbeTaker, move: MoveTaker) -> dict[str, Any]:

@@ -10,17 +10,16 @@ import msgspec
 from keepstep import __version__
 from keepstep.errors import StoreError, UsageError, VersionMismatch
 from keepstep.service.job_host import LeftJob
-from keepstep.service.run_directory import STATE_FOLDER, RunDirectory, read_run
+from keepstep.service.run_directory import LEFT_FILE, STATE_FOLDER, RunDirectory, read_run
 
 __all__ = ["keep_left", "read_left"]
 
-_FILE = "controller.json"
 _MAX_BYTES = 4 * 1024 * 1024
 
 
 def keep_left(directory: RunDirectory, left: LeftJob) -> None:
     """Leave `left` in the run directory, with mode 0600: it holds the data plane's secret. Raises StoreError."""
-    path = directory.path / STATE_FOLDER / _FILE
+    path = directory.path / STATE_FOLDER / LEFT_FILE
     part = path.with_suffix(".part")
     try:
         path.parent.mkdir(exist_ok=True)
@@ -38,7 +37,7 @@ def read_left(path: Path) -> LeftJob:
     """What the controller of the run in `path` left. Raises UsageError where it left nothing that can be read, and
     VersionMismatch where it was another version: the job machine of one may not lead what another one has decided."""
     run = read_run(path)
-    file = path / STATE_FOLDER / _FILE
+    file = path / STATE_FOLDER / LEFT_FILE
     if file.exists() and run.keepstep_version != __version__:
         raise VersionMismatch(
             f"job {run.job} was begun by keepstep {run.keepstep_version}, this is {__version__}",

@@ -15,12 +15,14 @@ from keepstep.store.journal import JOURNAL_NAME
 
 __all__ = [
     "CANARY_FOLDER",
+    "LEFT_FILE",
     "REPORT_FILE",
     "RUN_FILE",
     "STATE_FOLDER",
     "TOKEN_FILE",
     "RunDirectory",
     "RunFacts",
+    "is_left",
     "is_running",
     "mount_of",
     "read_run",
@@ -30,6 +32,7 @@ RUN_FILE = "run.json"
 REPORT_FILE = "report.json"
 TOKEN_FILE = "token"
 STATE_FOLDER = "state"
+LEFT_FILE = "controller.json"
 CANARY_FOLDER = "canary"
 _LOCK_FILE = "run.lock"
 _MAX_RUN_FILE_BYTES = 1024 * 1024
@@ -162,6 +165,11 @@ def is_running(path: Path) -> bool:
     finally:
         os.close(lock)
     return False
+
+
+def is_left(path: Path) -> bool:
+    """Whether the job in `path` has not ended, as far as is known, and another controller may take it over."""
+    return (path / STATE_FOLDER / LEFT_FILE).exists() and not (path / REPORT_FILE).exists()
 
 
 def mount_of(path: Path) -> Path:
