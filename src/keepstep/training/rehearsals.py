@@ -49,6 +49,7 @@ class Rehearsals:
         self._recordings: dict[str, Recording] = {}
         self._names: list[str] = []
         self._problems: list[str] = []
+        self._elsewhere: list[int] = []
         self._begun = 0.0
         self._frames = 0
         self._hot = -1
@@ -60,7 +61,7 @@ class Rehearsals:
         """These kinds are to be rehearsed."""
         self._order, self._told, self._begun = order, False, self._now()
         self._due = deque(order.kinds[-MOST_KINDS:])
-        self._names, self._problems = [], []
+        self._names, self._problems, self._elsewhere = [], [], []
 
     def next(self) -> Sandbox | None:
         """The next rehearsal, opened; None if none is due. Reports when the last one is over."""
@@ -74,6 +75,9 @@ class Rehearsals:
 
     def _open(self, kind: RoleKind) -> Sandbox | None:
         assert self._order is not None
+        if not recording_file(self._order.directory, kind.name).exists():
+            self._elsewhere.append(kind.rank)
+            return None
         try:
             recording = self._recordings[kind.name] = self._read(kind)
         except KeepstepError as error:
@@ -102,6 +106,12 @@ class Rehearsals:
         return recording
 
     def _report(self) -> None:
+        if self._elsewhere:
+            ranks = ", ".join(map(str, sorted(self._elsewhere)))
+            self._problems.append(
+                f"no recording of a role like that of rank {ranks} is on this node: it lies in the run directory of"
+                " the node whose member wrote it, and only standbys that see that directory rehearse"
+            )
         why = "; ".join(self._problems)
         if why:
             _log.warning("keepstep: this standby is not as warm as it could be: %s", why)
