@@ -53,6 +53,9 @@ __all__ = ["FindingDesk", "WatchedJob"]
 _MOST_CALLED = 1000
 _LOSSES = ("still:", "crash:")
 _PROBE = "probe:"
+_OF_ATTEMPT = ("calls:", "replicas:", "state:")
+"""How the keys of findings begin that are about the processes of one attempt, and that nothing else ends."""
+
 _ENDED_BY_ORDER = ("ending", "restarting", "done")
 
 
@@ -104,7 +107,7 @@ class FindingDesk:
         )
         self.probes = ProbeDesk(shell, numbered=self.book.numbered, add=self._add_probed)
         self._hangs = HangDesk(shell, acts=settings.on_hang == "replace", clock=clock)
-        self._replicas = ReplicaCheck()
+        self._replicas = (shell.state.attempt, ReplicaCheck())
         self._common = CommonFaults(lambda: shell.state)
         self._called: deque[Called] = deque(maxlen=_MOST_CALLED)
         self._starts = Arrivals(spec.world, spec.keepstep_version)
@@ -126,8 +129,7 @@ class FindingDesk:
                 self._called.append(fact)
                 self._compare_calls()
             case StateDigest():
-                if (news := self._replicas.note(fact)) is not None:
-                    self._on_change(Standing(news.key, news.status, news.finding))
+                self._compare_replicas(fact)
             case MemberStopped() | MemberHung():
                 self._note_loss(stands_still(node, fact), key=f"still:{fact.member}")
                 return fact.rank >= 0 and not self._hangs.acts
@@ -213,7 +215,8 @@ class FindingDesk:
             self._shell.order(Directed(node, "", order, f"evidence for finding {finding.number}"))
 
     def _look_after(self) -> None:
-        """After each look of the analysis: losses that are repaired have ended; what is hard is checked."""
+        """After each look of the analysis: losses that are repaired have ended, and so has what was of an earlier
+        attempt; what is hard is checked."""
         state = self._shell.state
         steady = state.phase in ("running", "starting") and state.change is None
         holders = by_rank(state.members) if steady else {}
@@ -223,6 +226,8 @@ class FindingDesk:
                 self.book.end(key, f"{holder.name} took the place of {finding.member}")
             elif steady and key.startswith("node:"):
                 self.book.end(key, "other nodes hold its ranks")
+            elif steady and key.startswith(_OF_ATTEMPT) and (finding.attempt or 0) < state.attempt:
+                self.book.end(key, "the job was started again, with other processes")
         self._hangs.check(self.book.open)
 
     # -------------------------------------------------------------- losses
@@ -269,6 +274,14 @@ class FindingDesk:
         steady = state.phase == "running" and state.change is None
         working = {m.rank for m in live(state.members) if steady and m.status is not Status.FINISHED}
         return tuple(rank for rank in range(state.spec.world) if rank not in working)
+
+    def _compare_replicas(self, fact: StateDigest) -> None:
+        """Whether replicas are equal; what processes of an earlier attempt said counts no more."""
+        attempt = self._shell.state.attempt
+        if self._replicas[0] != attempt:
+            self._replicas = (attempt, ReplicaCheck())
+        if (news := self._replicas[1].note(fact)) is not None:
+            self._on_change(Standing(news.key, news.status, news.finding))
 
     # -------------------------------------------------------------- who called what
 
