@@ -67,6 +67,7 @@ STARTING = job().members | {"m0": member("m0", 0, "n0", Status.STARTING)}
     [
         ({}, MoveRequest((4,)), "no rank 4 in a job of 4 -> ranks are 0 to 3"),
         ({}, MoveRequest((-1,)), "no rank -1"),
+        ({}, MoveRequest((1, 2, 1)), "rank 1 is given twice -> give each rank once"),
         ({}, MoveRequest((1,), to="n7"), "no node 'n7' in this job -> nodes: n0, n1"),
         ({}, MoveRequest((), node="n7"), "no node 'n7'"),
         ({}, MoveRequest((1,), to="n0"), "rank 1 is on node n0 already"),

@@ -73,8 +73,10 @@ def _ranks(state: JobState, request: MoveRequest) -> tuple[int, ...]:
         if not 0 <= rank < state.spec.world:
             world = state.spec.world
             raise UsageError(f"no rank {rank} in a job of {world}", remedy=f"ranks are 0 to {world - 1}")
+    if twice := sorted(rank for rank, times in Counter(request.ranks).items() if times > 1):
+        raise UsageError(f"rank {twice[0]} is given twice", remedy="give each rank once: it moves once")
     if request.ranks:
-        return tuple(sorted(set(request.ranks)))
+        return tuple(sorted(request.ranks))
     _check_node(state, request.node)
     found = tuple(member.rank for member in live(state.members) if member.node == request.node)
     if not found:
