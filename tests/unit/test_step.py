@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from keepstep.control.member import MemberState
 from keepstep.training.guard import StepAborted
+from keepstep.training.joining import Membership
 from keepstep.training.step import Step
+from keepstep.training.user_job import Job
 
 
 class GuardTwin:
@@ -105,3 +108,32 @@ def test_an_unprotected_step_lets_everything_through():
     with Step(None, 1) as step:
         pass
     assert step.kept
+
+
+class JoinerTwin(GuardTwin):
+    """The guard of a joiner that rehearses one step before it takes the state of version 7."""
+
+    def __init__(self) -> None:
+        super().__init__(passes=False)
+        self.rehearsing = True
+        self.state = MemberState(rank=0, generation=1, epoch=1, version=7, joiner=True)
+
+    def begin_step(self) -> None:
+        """Nothing is kept for a redo."""
+
+    def boundary(self, *, last: bool) -> None:
+        self.told.append("boundary")
+
+
+def test_a_script_can_ask_whether_a_joiner_only_rehearses():
+    """With several optimizers the whole block runs in the rehearsal: what it writes may ask first."""
+    job = Job(Membership(rank=0, world=2, attempt=0, guard=JoinerTwin()))
+    job._tracked = object()
+    steps = job.steps(total=9)
+    assert not job.rehearsing, "its set-up is that of a member"
+    with next(steps) as rehearsed:
+        asked = job.rehearsing
+    behind = job.rehearsing
+    number = next(steps).number
+    assert (asked, behind, rehearsed.kept) == (True, True, False)
+    assert (number, job.rehearsing) == (7, False)

@@ -46,7 +46,8 @@ def join() -> Job:
 class Job:
     """A member's view of the job; made by `join()`.
 
-    `rehearsing` is true in a standby that runs the script only to be warm: what it does then counts for nothing.
+    `rehearsing` is true where the script is run only to be warm, by a standby or in the first step of a joiner: what it
+    does then counts for nothing.
     """
 
     def __init__(self, membership: Membership) -> None:
@@ -224,9 +225,10 @@ class Job:
         """A joiner's first step runs without the others, up to the agreement: it builds buckets and warms caches."""
         if HEARING.replay is not None:
             HEARING.replay.end_set_up(self.rank)
+        self.rehearsing = True
         with silence():
             yield from _watched(Step(guard, 0), guard)
-        guard.rehearsing = False
+        self.rehearsing = guard.rehearsing = False
         HEARING.replay = None  # what it still answers alone concerns the state to come
 
     def _finish(self, guard: Guard) -> None:
