@@ -104,6 +104,8 @@ def test_a_member_that_ends_well(tmp_path):
         assert "[rank 0] step 3 loss 0.25" in one.lines
         assert (tmp_path / "logs" / "m0.log").read_text().splitlines()[-1] == "step 3 loss 0.25"
         assert not (tmp_path / "incidents").exists()
+        last = tmp_path / "rings" / "rank0.ring"
+        assert read_private(last.read_bytes()) == gone.private and list(last.parent.iterdir()) == [last]
 
     playing(work)
 

@@ -99,7 +99,7 @@ class Agent:
         self._ends: set[asyncio.Task[None]] = set()
         self._ports: dict[int, int] = {}
         self._last_steps: dict[int, int] = {}
-        self._archive = RingArchive(plan.directory / "incidents", clock=clock)
+        self._archive = RingArchive(plan.directory, clock=clock)
         self._watch = MemberWatch(
             plan.node,
             lambda: tuple(self.members.values()),
@@ -252,6 +252,8 @@ class Agent:
         self._upward(member.name, fact)
         if process.code and not member.ended_by_order and member.protected:
             self._archive.save(rings)
+        elif member.protected and member.rank >= 0:
+            self._archive.save_last(member.rank, member.ring)
         member.drain()
         member.ring.close()
 

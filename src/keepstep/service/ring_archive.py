@@ -1,9 +1,10 @@
-"""What recorder rings tell after a loss, and their copies under DIR/incidents/N/."""
+"""What recorder rings tell after a loss, and their copies: DIR/incidents/N/ at losses, DIR/rings/ at the end."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,8 +15,10 @@ from keepstep.records.ring import Ring, decode_ring, read_private
 from keepstep.service.clock import Clock
 from keepstep.service.ring_memory import RingMemory
 
-__all__ = ["MAX_INCIDENTS", "RingArchive"]
+__all__ = ["INCIDENTS_FOLDER", "MAX_INCIDENTS", "RINGS_FOLDER", "RingArchive"]
 
+INCIDENTS_FOLDER = "incidents"
+RINGS_FOLDER = "rings"
 MAX_INCIDENTS = 100
 """Rings of later incidents of one run are not kept: they would fill the disk."""
 _SAME_INCIDENT_S = 2.0
@@ -28,7 +31,8 @@ class RingArchive:
     """Reads rings at once and writes copies from a thread, so that no recovery waits for a disk."""
 
     def __init__(self, directory: Path, *, clock: Clock) -> None:
-        """Copies go to `directory`/1, 2, ...; losses within two seconds share a number."""
+        """Copies go below the run directory `directory`: incidents/1, 2, ... (losses within two seconds share a
+        number), and rings/."""
         self._directory = directory
         self._clock = clock
         self._number = 0
@@ -54,7 +58,11 @@ class RingArchive:
         self._last = now
         if self._number <= MAX_INCIDENTS:
             copies = {name: ring.snapshot() for name, ring in rings.items()}
-            self._writer.submit(_write, self._directory / str(self._number), copies)
+            self._writer.submit(_write, self._directory / INCIDENTS_FOLDER / str(self._number), copies)
+
+    def save_last(self, rank: int, ring: RingMemory) -> None:
+        """Keep a copy of the ring of `rank`, whose process has ended, in place of that of an earlier process."""
+        self._writer.submit(_put, self._directory / RINGS_FOLDER / f"rank{rank}.ring", ring.snapshot())
 
     def close(self) -> None:
         """Wait for copies on their way to the disk."""
@@ -74,3 +82,16 @@ def _write(directory: Path, copies: Mapping[str, bytes]) -> None:
             except OSError as error:
                 _log.warning("cannot keep ring %s: %s", path, error.strerror)
                 return
+
+
+def _put(path: Path, data: bytes) -> None:
+    """Write a file whole, or leave what was there."""
+    begun = path.with_suffix(".begun")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        begun.write_bytes(data)
+        os.replace(begun, path)
+    except OSError as error:
+        _log.warning("cannot keep ring %s: %s", path, error.strerror)
+        with contextlib.suppress(OSError):
+            begun.unlink(missing_ok=True)

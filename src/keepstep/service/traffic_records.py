@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from keepstep.errors import RecordError, UsageError
 from keepstep.records.demand import Seat
 from keepstep.records.events import JobStarted
-from keepstep.records.ring import Ring, decode_ring
+from keepstep.records.ring import Ring, decode_ring, read_header
+from keepstep.service.ring_archive import RINGS_FOLDER
 from keepstep.store.journal import read_journal
-from keepstep.traffic.observed import Observed, observe
+from keepstep.traffic.observed import Observed, observe, whole_steps
 
 __all__ = ["observed_run", "rings_of", "seats_on"]
 
@@ -18,24 +19,24 @@ _MOST_BYTES = 1 << 30
 
 
 def rings_of(directory: Path) -> dict[int, Ring]:
-    """The fullest ring of every rank below `directory` (a joiner's is short).
+    """A ring of every rank below `directory`: those kept when processes ended, where all ranks have one and share whole
+    steps; else the fullest of each rank (a joiner's is short).
 
     Raises UsageError if there is none, RecordError for damage.
     """
-    rings: dict[int, Ring] = {}
-    for path in sorted(directory.rglob("*.ring")):
-        try:
-            if path.stat().st_size > _MOST_BYTES:
-                raise RecordError(f"larger than {_MOST_BYTES} bytes", where=str(path))
-            ring = decode_ring(path.read_bytes())
-        except OSError as error:
-            raise RecordError(f"cannot be read: {error.strerror or error}", where=str(path)) from error
-        rank = ring.header.rank
-        if rank >= 0 and (rank not in rings or rings[rank].header.head < ring.header.head):
-            rings[rank] = ring
-    if not rings:
-        raise UsageError("no recorder ring below it", where=str(directory), remedy="rings are kept at every loss")
-    return rings
+    if not directory.is_dir():
+        raise UsageError("no such directory", where=str(directory), remedy="give the directory of a run")
+    paths = sorted(directory.rglob("*.ring"))
+    fullest = _fullest(paths)
+    if not fullest:
+        remedy = "a run that writes records keeps its rings at every loss and at its end"
+        raise UsageError("no recorder ring below it", where=str(directory), remedy=remedy)
+    last = _fullest(path for path in paths if path.parent.name == RINGS_FOLDER)
+    if last.keys() == fullest.keys() and last != fullest:
+        rings = _decoded(last)
+        if whole_steps(rings):
+            return rings
+    return _decoded(fullest)
 
 
 def seats_on(ranks: Sequence[int], hosts: Sequence[str]) -> list[Seat]:
@@ -54,6 +55,29 @@ def observed_run(directory: Path, *, job: str, hosts: Sequence[str] = ()) -> Obs
     rings = rings_of(directory)
     seats = seats_on(sorted(rings), hosts) if hosts else _from_journal(directory, sorted(rings))
     return observe(job, rings, seats=seats)
+
+
+def _fullest(paths: Iterable[Path]) -> dict[int, Path]:
+    """The file of the fullest ring of every rank."""
+    found: dict[int, tuple[int, Path]] = {}
+    for path in paths:
+        header = read_header(_content(path))
+        if header.rank >= 0 and (header.rank not in found or found[header.rank][0] < header.head):
+            found[header.rank] = (header.head, path)
+    return {rank: path for rank, (_, path) in found.items()}
+
+
+def _decoded(paths: dict[int, Path]) -> dict[int, Ring]:
+    return {rank: decode_ring(_content(path)) for rank, path in paths.items()}
+
+
+def _content(path: Path) -> bytes:
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise RecordError(f"larger than {_MOST_BYTES} bytes", where=str(path))
+        return path.read_bytes()
+    except OSError as error:
+        raise RecordError(f"cannot be read: {error.strerror or error}", where=str(path)) from error
 
 
 def _from_journal(directory: Path, ranks: Sequence[int]) -> list[Seat]:

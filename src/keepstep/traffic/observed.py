@@ -11,7 +11,7 @@ from keepstep.errors import TrafficError
 from keepstep.records.demand import Collective, CollectiveUse, Demand, Seat
 from keepstep.records.ring import OpSlot, Ring, SlotStatus
 
-__all__ = ["MeasuredUse", "Observed", "observe"]
+__all__ = ["MeasuredUse", "Observed", "observe", "whole_steps"]
 
 _OPERATIONS: dict[int, Collective] = {
     1: "all_reduce",
@@ -54,7 +54,7 @@ def observe(job: str, rings: Mapping[int, Ring], *, seats: Sequence[Seat]) -> Ob
     for rank in sorted(rings):
         if rank not in seated:
             raise TrafficError(f"the records of job {job!r} are of rank {rank}, which has no seat")
-    steps = _whole_steps(rings)
+    steps = whole_steps(rings)
     if not steps:
         raise TrafficError(f"no step of job {job!r} is whole in the records of all {len(rings)} ranks")
     begin = {rank: _begins(ring, steps) for rank, ring in rings.items()}
@@ -71,7 +71,7 @@ def observe(job: str, rings: Mapping[int, Ring], *, seats: Sequence[Seat]) -> Ob
     return Observed(Demand(job, tuple(seats), uses, _step_s(begin)), measured, len(steps))
 
 
-def _whole_steps(rings: Mapping[int, Ring]) -> frozenset[int]:
+def whole_steps(rings: Mapping[int, Ring]) -> frozenset[int]:
     """Steps that all ranks have, but the first and the last of any rank, which may be cut off."""
     common: set[int] | None = None
     for ring in rings.values():
