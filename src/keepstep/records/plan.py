@@ -101,7 +101,9 @@ class TrafficChange(Record, frozen=True, kw_only=True, tag=True):
     applied: Annotated[bool, Meta(description="false: only what would have been done")] = True
     reason: Annotated[str, Meta(description="in words")] = ""
     demand: Annotated[str, Meta(description="digest of what the job asks for, a file beside the journal")] = ""
-    links: Annotated[tuple[str, ...], Meta(description="links or switches; with `fail` and `restore`")] = ()
+    links: Annotated[
+        tuple[str, ...], Meta(description="links or switches down after it; with `fail` and `restore`")
+    ] = ()
     measure: Annotated[str, Meta(description="flows or bytes; with `topology`")] = ""
     topology: Annotated[str, Meta(description="digest of the topology it is for, a file beside the journal")] = ""
     added: Annotated[int, Meta(ge=0, description="flows that got a route")] = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from keepstep.traffic.flows import flows_of
 from keepstep.traffic.hashing import hashed_routes
 from keepstep.traffic.model import Comparison, compare, model
 from keepstep.traffic.nccl_settings import NcclSettings, nccl_settings
+from keepstep.traffic.network import Network
 from keepstep.traffic.observed import Observed
 from keepstep.traffic.planner import Planner
 from keepstep.traffic.stages import StagePolicy
@@ -123,9 +124,12 @@ def change_site(
         site = TrafficSite.create(directory, changes.topology, measure=measure, clock=clock)  # type: ignore[arg-type]
     else:
         site = TrafficSite.open(directory, clock)
+    notes: list[str] = []
     try:
         if changes.down or changes.up:
+            before = site.planner.network.down
             site.set_links(down=changes.down, up=changes.up)
+            notes = _unchanged(changes, site.planner.network, before=before)
         for job in changes.leave:
             site.leave(job)
         for demand in demands:
@@ -133,11 +137,26 @@ def change_site(
         if changes.outcome is not None:
             site.outcome(changes.outcome)
         plan = site.planner.plan()
-        text = plan_text(site.planner, plan)
+        text = "\n".join([*notes, plan_text(site.planner, plan)])
         if svg is not None:
             write_text(svg, draw(site.planner.network, plan.routes, bound=plan.bound, title=f"site {directory.name}"))
     finally:
         site.close()
     told = history(directory)
-    body = {"plan": plan, "changes": told.changes, "outcomes": told.outcomes}
+    body = {"notes": notes, "plan": plan, "changes": told.changes, "outcomes": told.outcomes}
     return body, f"{text}\n\n{history_text(told.changes, told.outcomes)}"
+
+
+def _unchanged(changes: SiteChanges, network: Network, *, before: Collection[str]) -> list[str]:
+    """Why some of the names changed nothing, where `before` were down: a line each."""
+    lines = [f"note: {name} was down already; nothing changed" for name in changes.down if name in before]
+    for name in changes.up:
+        if name not in before:
+            links = set(network.links_of(name))
+            near = [other for other in sorted(before) if links.intersection(network.links_of(other))]
+            lines.append(f"note: {name} was not down{_but(near)}; nothing changed")
+    return lines
+
+
+def _but(down: Sequence[str]) -> str:
+    return f", but {', '.join(down)} {'is' if len(down) == 1 else 'are'}" if down else ""

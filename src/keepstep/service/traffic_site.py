@@ -158,17 +158,28 @@ class TrafficSite:
 
         return self._tried(work, job)
 
-    def set_links(self, *, down: Sequence[str] = (), up: Sequence[str] = ()) -> TrafficChange:
-        """Links or switches went down, or came back. Raises TrafficError for unknown names."""
+    def set_links(self, *, down: Sequence[str] = (), up: Sequence[str] = ()) -> TrafficChange | None:
+        """Links or switches went down, or came back; None if all were so before, and nothing changes.
 
-        def work() -> TrafficChange:
+        Raises TrafficError for unknown names, and one that is in both.
+        """
+        before = self.planner.network.down
+        lost = tuple(name for name in dict.fromkeys(down) if name not in before)
+        back = tuple(name for name in dict.fromkeys(up) if name in before)
+
+        def work() -> TrafficChange | None:
             for name in (*down, *up):
                 self.planner.network.links_of(name)
-            change = self.planner.set_down((self.planner.network.down | set(down)) - set(up))
-            words = "; ".join(f"{len(names)} {what}" for names, what in ((down, "down"), (up, "back")) if names)
+                if name in down and name in up:
+                    raise TrafficError(f"{name!r} cannot be down and up")
+            if not lost and not back:
+                return None
+            change = self.planner.set_down((before | set(lost)) - set(back))
+            named = ((lost, "down"), (back, "back"))
+            words = "; ".join(f"{', '.join(names)} {what}" for names, what in named if names)
             if change.stranded:
                 words += f"; {len(change.stranded)} flows have no way left"
-            record = self._record("fail" if down else "restore", change, job="", reason=words)
+            record = self._record("fail" if lost else "restore", change, job="", reason=words)
             record = msgspec.structs.replace(record, links=tuple(sorted(self.planner.network.down)))
             return self._commit(record, change.routes)
 
@@ -192,7 +203,7 @@ class TrafficSite:
         self._journal.append(record, durable=True)
         return record
 
-    def _tried(self, work: Callable[[], TrafficChange], job: str) -> TrafficChange:
+    def _tried(self, work: Callable[[], _Value], job: str) -> _Value:
         """Do `work`; what fails is written down as refused before it is raised on."""
         try:
             return work()

@@ -112,11 +112,13 @@ def _advice_lines(advice: Iterable[Advice]) -> list[str]:
 
 def change_text(change: TrafficChange) -> str:
     """One change in a line."""
-    words = f"version {change.version}: {change.change} {change.job or ', '.join(change.links)}".rstrip()
+    words = f"version {change.version}: {change.change} {change.job}".rstrip()
     if change.change in ("arrive", "leave", "fail", "restore"):
         verb = "" if change.applied else "would be "
         words += f": {verb}{change.added} added, {change.removed} removed, {change.moved} moved; "
         words += f"at most {change.max_load:g} on a cable, bound {change.bound:g}"
+    if change.links:
+        words += f"; down now: {', '.join(change.links)}"
     if change.predicted is not None:
         words += f"; modelled gain over hashing {change.predicted:.2f}x"
     return words + (f" [{change.reason}]" if change.reason else "")

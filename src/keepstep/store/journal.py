@@ -124,7 +124,7 @@ class Journal:
             raise StoreError(
                 "another process writes this journal",
                 where=str(self.path),
-                remedy="wait for that job to end, or use another run directory",
+                remedy="wait until it has ended, or use another directory",
             ) from error
         torn = _scan(self.path, lambda event: None)
         self._size = os.fstat(self._descriptor).st_size

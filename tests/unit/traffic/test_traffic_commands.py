@@ -102,6 +102,23 @@ def test_a_site_over_several_calls(capsys, lab):
     assert "leave job0" in out and "measured 1.20x" in out
 
 
+def test_a_link_that_was_not_down_is_told_in_one_line(capsys, lab):
+    site = lab / "site"
+    run(capsys, "site", site, "--start", lab / "lab.yaml", "--down", "leaf0>spine1")
+    code, out, _ = run(capsys, "site", site, "--up", "leaf0>spine2", "--up", "spine1", "--down", "leaf0>spine1")
+    assert (code, out.splitlines()[:3], "restore" in out) == (
+        0,
+        [
+            "note: leaf0>spine1 was down already; nothing changed",
+            "note: leaf0>spine2 was not down; nothing changed",
+            "note: spine1 was not down, but leaf0>spine1 is; nothing changed",
+        ],
+        False,
+    )
+    code, out, _ = run(capsys, "site", site, "--up", "leaf0>spine1")
+    assert (code, out.splitlines()[-1].endswith("[leaf0>spine1 back]")) == (0, True)
+
+
 def test_published_figures_say_that_they_are_modelled(capsys):
     code, out, _ = run(capsys, "published", "--seeds", "3")
     assert (code, "modelled" in out, "360.0" in out) == (0, True, True)

@@ -12,6 +12,7 @@ from keepstep.records.plan import Route, TrafficRoutes
 from keepstep.records.topology import ClosShape
 from keepstep.service.clock import SystemClock
 from keepstep.service.traffic_site import TrafficSite, history
+from keepstep.service.traffic_text import change_text
 from keepstep.store.journal import Journal
 from keepstep.traffic.clos import clos
 from keepstep.traffic.stages import StagePolicy
@@ -85,6 +86,7 @@ def test_stages_say_what_would_be_done_and_what_came_of_it(tmp_path):
         (lambda site: site.leave("nobody"), "not in the plan"),
         (lambda site: site.set_links(down=["leaf0>nowhere"]), "no link"),
         (lambda site: site.set_links(up=["nothing"]), "no switch"),
+        (lambda site: site.set_links(down=["spine1"], up=["spine1"]), "down and up"),
     ],
 )
 def test_what_fails_is_written_down_and_the_plan_stays(tmp_path, work, words):
@@ -219,6 +221,33 @@ deeds = st.one_of(
     st.tuples(st.just("down"), st.integers(0, 3), st.integers(0, 3)),
     st.tuples(st.just("up"), st.integers(0, 3), st.integers(0, 3)),
 )
+
+
+def test_a_change_names_what_came_back_and_what_is_still_down(tmp_path):
+    site = create(tmp_path)
+    site.set_links(down=["leaf0>spine1", "spine3"])
+    back = site.set_links(up=["leaf0>spine1"])
+    assert (back.change, back.reason, back.links) == ("restore", "leaf0>spine1 back", ("spine3",))
+    assert change_text(back).endswith("; down now: spine3 [leaf0>spine1 back]")
+    site.close()
+
+
+@pytest.mark.parametrize("names", [{"up": ["leaf0>spine2"]}, {"up": ["spine1"]}, {"down": ["leaf0>spine1"]}])
+def test_what_is_so_already_makes_no_version(tmp_path, names):
+    site = create(tmp_path)
+    site.set_links(down=["leaf0>spine1"])
+    told = history(tmp_path).changes
+    assert site.set_links(**names) is None
+    site.close()
+    assert history(tmp_path).changes == told
+
+
+def test_what_is_so_already_does_not_keep_the_rest_from_changing(tmp_path):
+    site = create(tmp_path)
+    site.set_links(down=["leaf0>spine1"])
+    fail = site.set_links(down=["leaf0>spine1", "spine2"], up=["spine3"])
+    assert (fail.change, fail.reason, fail.links) == ("fail", "spine2 down", ("leaf0>spine1", "spine2"))
+    site.close()
 
 
 @given(st.lists(deeds, max_size=12))
