@@ -9,13 +9,21 @@ from keepstep.records.demand import CollectiveUse, DeclaredCollective, Demand, J
 
 __all__ = ["demand_of", "groups_of"]
 
+_MOST_RANKS = 1_000_000
+"""A job may have."""
+_MOST_BYTES = 1e30
+"""A collective may send in a step; beyond it times and gains are no numbers any more."""
+
 
 def groups_of(layout: JobLayout) -> dict[str, list[tuple[int, ...]]]:
-    """The ranks of every group by kind. Raises TrafficError if the sizes do not multiply to the number of ranks."""
+    """The ranks of every group by kind. Raises TrafficError for sizes that do not multiply to the number of ranks, and
+    for more ranks than can be."""
     world = len(layout.hosts) * layout.ranks_per_host
     tp, pp, ep = layout.tp, layout.pp, layout.ep
     if min(tp, pp, ep) < 1 or world < 1:
         raise TrafficError(f"job {layout.job!r} needs at least one rank and sizes of at least 1")
+    if world > _MOST_RANKS:
+        raise TrafficError(f"job {layout.job!r} has {world} ranks, more than {_MOST_RANKS}")
     dp = layout.dp or world // (tp * pp)
     if tp * pp * dp != world:
         raise TrafficError(f"job {layout.job!r}: tp {tp} x pp {pp} x dp {dp} is {tp * pp * dp}, not {world} ranks")
@@ -49,6 +57,8 @@ def demand_of(layout: JobLayout) -> Demand:
             raise TrafficError(
                 f"job {layout.job!r}, collective {number + 1}: bytes, calls and times must be finite and not negative"
             )
+        if declared.nbytes * declared.calls > _MOST_BYTES:
+            raise TrafficError(f"job {layout.job!r}, collective {number + 1}: more than {_MOST_BYTES:g} bytes a step")
         for place, ranks in enumerate(groups[declared.group]):
             if len(ranks) > 1:
                 uses.append(_use(declared, f"{declared.group}{place}.{declared.operation}.{number}", ranks=ranks))

@@ -98,6 +98,8 @@ def test_pipeline_edges_and_the_way_back():
         ({"collectives": (DeclaredCollective("dp", "all_reduce", 1.0, calls=math.inf),)}, "finite"),
         ({"step_s": math.nan}, "steps of nan s"),
         ({"step_s": -1.0}, "steps of -1 s"),
+        ({"ranks_per_host": 250_001}, "1000004 ranks, more than 1000000"),
+        ({"collectives": (DeclaredCollective("dp", "all_reduce", 1e308, calls=1e9),)}, "more than 1e.30 bytes"),
     ],
 )
 def test_a_layout_that_does_not_add_up(changes, words):
