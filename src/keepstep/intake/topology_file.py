@@ -49,7 +49,7 @@ def _read(text: str, assumed: Assumed, *, path: Path) -> Topology | ClosShape:
     if looks_like_nccl(text):
         return read_nccl_topology(text, host=path.stem, where=where)
     if looks_like_yaml_topology(text):
-        return read_yaml_topology(text, where=where)
+        return read_yaml_topology(text, assumed, where=where)
     if looks_like_slurm(text):
         return read_slurm_topology(text, assumed, where=where)
     if looks_like_ibnetdiscover(text):

@@ -155,6 +155,25 @@ def test_our_yaml(tmp_path):
     assert read_yaml_topology(write_yaml_topology(topology)) == topology
 
 
+SILENT = SMALL.replace("gbps: 200\n", "").replace(", gbps: 100", "").replace("gbps: 400, ", "")
+
+
+def test_our_yaml_without_capacities_takes_those_given(tmp_path):
+    (tmp_path / "t").write_text(SILENT)
+    topology = read_topology(tmp_path / "t", Assumed(gbps=100.0, uplink_gbps=200.0))
+    assert isinstance(topology, Topology)
+    assert {port.gbps for port in topology.ports} == {100.0}
+    assert {cable.gbps for cable in topology.cables} == {200.0}
+    assert topology.notes == ("where the file gives no capacity, in Gbit/s: 100 a port, 200 a cable assumed",)
+
+
+def test_a_capacity_of_zero_is_not_one_that_is_not_given(tmp_path):
+    topology = read_as(tmp_path, SILENT.replace("count: 2", "gbps: 0"))
+    assert isinstance(topology, Topology)
+    assert problems(topology)[0] == "the cable leaf0 to spine0 has a capacity of 0 Gbit/s"
+    assert topology.notes == ("where the file gives no capacity, in Gbit/s: 100 a port assumed",)
+
+
 def test_a_clos_by_its_measures(tmp_path):
     shape = read_as(tmp_path, "keepstep_topology: 1\nname: lab\nclos: {hosts: 8, hosts_per_leaf: 4, spines: 4}\n")
     assert shape == ClosShape(hosts=8, hosts_per_leaf=4, spines=4, name="lab")
