@@ -54,7 +54,7 @@ def show(
     yaml: Annotated[Path | None, typer.Option(help="Write it in our own format into this file.")] = None,
     format: Printed = TextOrJson.text,
 ) -> int:
-    """Print a topology, and draw it. Exit code 65 if it has switches and nothing can be planned on it."""
+    """Print a topology, and draw it. Exit code 65 if it has switches and cannot be planned on, or cannot be drawn."""
     from keepstep.intake.topology_yaml import write_yaml_topology
     from keepstep.service.traffic_files import write_text
     from keepstep.service.traffic_text import topology_text
@@ -64,12 +64,15 @@ def show(
 
     read = _topology(topology, gbps, uplink_gbps, spines, host_nics)
     wrong = problems(read)
-    _print(format, {"topology": read, "problems": wrong}, topology_text(read, wrong))
+    text = topology_text(read, wrong)
     if yaml is not None:
         write_text(yaml, write_yaml_topology(read))
-    if svg is not None and not wrong:
+    if svg is not None and wrong:
+        text += f"\n  {svg} is not drawn: {wrong[0]}"
+    elif svg is not None:
         write_text(svg, draw(Network(read)))
-    return 65 if wrong and read.switches else 0
+    _print(format, {"topology": read, "problems": wrong}, text)
+    return 65 if wrong and (read.switches or svg is not None) else 0
 
 
 def plan(
@@ -96,10 +99,10 @@ def plan(
     read = _topology(topology, gbps, uplink_gbps, spines, host_nics)
     planner = plan_jobs(read, jobs, down=down or (), parts=parts, by_bytes=by_bytes, everything=everything)
     made = planner.plan()
-    _print(format, made, plan_text(planner, made, routes=routes))
     if svg is not None:
         title = f"{read.name}: at most {made.max_load:.3g} flows on a cable"
         write_text(svg, draw(planner.network, made.routes, bound=made.bound, title=title))
+    _print(format, made, plan_text(planner, made, routes=routes))
     return 0
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,6 +45,30 @@ def test_show_prints_and_draws(capsys, tmp_path):
     assert ElementTree.fromstring(svg.read_text()).tag.endswith("svg")
     again = run(capsys, "show", yaml, "--format", "json")
     assert len(json.loads(again[1])["topology"]["ports"]) == 847
+
+
+@pytest.mark.parametrize("command", ["show", "plan"])
+def test_files_are_written_before_anything_is_printed(lab, monkeypatch, command):
+    """The reader of the text may be gone, as with `| head -2`."""
+
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    svg = lab / "t.svg"
+    files = [str(lab / "lab.yaml"), *(str(lab / "job0.yaml") for _ in range(command == "plan"))]
+    monkeypatch.setattr(sys, "stdout", Closed())
+    with contextlib.suppress(BrokenPipeError):
+        main(["traffic", command, *files, "--svg", str(svg)])
+    assert ElementTree.fromstring(svg.read_text()).tag.endswith("svg")
+
+
+def test_a_drawing_that_cannot_be_made_is_told(capsys, lab):
+    xml, svg = DATA / "rccl/topo_16p1h.xml", lab / "x.svg"
+    assert run(capsys, "show", xml)[0] == 0
+    code, out, _ = run(capsys, "show", xml, "--svg", svg)
+    assert (code, svg.exists()) == (65, False)
+    assert out.splitlines()[-1].startswith(f"  {svg} is not drawn: no switches: it describes hosts only")
 
 
 def test_plan_meets_the_bound(capsys, lab):
