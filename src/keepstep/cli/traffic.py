@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,15 +14,32 @@ from keepstep.cli.traffic_probe import probe, sink
 
 __all__ = ["Stage", "add_to", "export", "model", "observe", "plan", "published", "show", "site"]
 
+
+def _above_zero(value: float) -> float:
+    if not (math.isfinite(value) and value > 0):
+        raise typer.BadParameter(f"{value:g} is not a number above 0")
+    return value
+
+
+def _finite(value: float) -> float:
+    if not (math.isfinite(value) and value >= 0):
+        raise typer.BadParameter(f"{value:g} is not a number of at least 0")
+    return value
+
+
 _TopologyFile = Annotated[Path, typer.Argument(metavar="TOPOLOGY", help="Topology file of any kind.")]
 _JobFiles = Annotated[list[Path], typer.Argument(metavar="JOB...", help="Job files (YAML).")]
-_Gbps = Annotated[float, typer.Option(help="Gbit/s of a NIC port where the file does not say.")]
-_UplinkGbps = Annotated[float, typer.Option(help="Gbit/s of a cable where the file does not say; 0: as a port.")]
+_Gbps = Annotated[float, typer.Option(callback=_above_zero, help="Gbit/s of a NIC port where the file does not say.")]
+_UplinkGbps = Annotated[
+    float, typer.Option(callback=_finite, help="Gbit/s of a cable where the file does not say; 0: as a port.")
+]
 _Spines = Annotated[int, typer.Option(min=1, max=4096, help="Switches that each one above the leaves stands for.")]
 _HostNics = Annotated[Path | None, typer.Option(help="NCCL topology XML of one host; every host gets its NICs.")]
 _Svg = Annotated[Path | None, typer.Option(help="Draw it into this file.")]
 _Down = Annotated[list[str] | None, typer.Option(help="A link `leaf0>spine1` or a switch that is down; many times.")]
-_Efficiency = Annotated[float, typer.Option(min=0.01, max=1.0, help="Part of a link's rate that payload reaches.")]
+_Efficiency = Annotated[
+    float, typer.Option(min=0.01, max=1.0, callback=_finite, help="Part of a link's rate that payload reaches.")
+]
 _Seeds = Annotated[int, typer.Option(min=1, max=1000, help="Hash functions tried.")]
 _Everything = Annotated[bool, typer.Option("--everything", help="Plan also what is better left to hashing.")]
 _ByBytes = Annotated[bool, typer.Option("--by-bytes", help="Weigh flows by their bytes, do not count them.")]
