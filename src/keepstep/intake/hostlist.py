@@ -6,7 +6,7 @@ import re
 
 from keepstep.errors import RecordError
 
-__all__ = ["MAX_HOSTS", "expand_hosts"]
+__all__ = ["MAX_HOSTS", "every_host", "expand_hosts"]
 
 MAX_HOSTS = 200_000
 """Most names one list may stand for."""
@@ -21,15 +21,19 @@ def expand_hosts(text: str) -> tuple[str, ...]:
 
     `None assigned` and the like are no hosts. Raises RecordError for a list that is not well formed or too long.
     """
+    return tuple(dict.fromkeys(every_host(text)))
+
+
+def every_host(text: str) -> list[str]:
+    """As `expand_hosts`, but a name that `text` gives twice is there twice."""
     if "[" not in text and "," not in text:
-        return () if text in _NO_HOSTS else (text,)
-    names: dict[str, None] = {}
+        return [] if text in _NO_HOSTS else [text]
+    names: list[str] = []
     for part in _parts(text):
-        for name in _expand(part):
-            names[name] = None
+        names += _expand(part)
         if len(names) > MAX_HOSTS:
             raise RecordError(f"a list of more than {MAX_HOSTS} hosts", where=text[:60])
-    return tuple(names)
+    return names
 
 
 def _parts(text: str) -> list[str]:

@@ -8,7 +8,7 @@ import msgspec
 
 from keepstep.errors import RecordError
 from keepstep.intake.bounded_yaml import parse_yaml
-from keepstep.intake.hostlist import expand_hosts
+from keepstep.intake.hostlist import every_host
 from keepstep.records.demand import JobLayout
 
 __all__ = ["read_job"]
@@ -24,9 +24,9 @@ def read_job(text: str, *, where: str = "") -> JobLayout:
         raise RecordError(f"not a job file: it does not say `{_KEY}: 1`", where=where, remedy="see docs/traffic.md")
     hosts = body.get("hosts")
     if isinstance(hosts, str):
-        body["hosts"] = expand_hosts(hosts)
+        body["hosts"] = every_host(hosts)
     elif isinstance(hosts, list):
-        body["hosts"] = [name for one in hosts for name in expand_hosts(str(one))]
+        body["hosts"] = [name for one in hosts for name in every_host(str(one))]
     if isinstance(body.get("collectives"), list):
         body["collectives"] = [_long(one) for one in body["collectives"]]
     try:

@@ -83,6 +83,8 @@ def _judge(use: CollectiveUse, inputs: dict[str, float], *, policy: Policy, job:
     def say(plan: bool, reason: str) -> Advice:
         return Advice(job, use.name, plan, reason if plan else f"spread locally: {reason}", inputs)
 
+    if len(use.ranks) < 2:
+        return say(False, "its groups have one rank each, which sends nothing")
     if use.data_dependent:
         return say(False, "who sends how much depends on the data; a fixed path would be wrong at the next step")
     if not inputs["flows"]:

@@ -11,13 +11,15 @@ _MOST = 4_000_000
 
 
 def clos(shape: ClosShape) -> Topology:
-    """The topology of `shape`. Raises TrafficError for counts below 1 or pods that do not divide the groups.
+    """The topology of `shape`. Raises TrafficError for counts below 1, and pods that do not divide the groups.
 
-    Also for more than four million ports or cables.
+    Also for more than two sides, or four million ports or cables.
     """
     counts = (shape.hosts, shape.hosts_per_leaf, shape.rails, shape.sides, shape.cables, shape.pods)
     if min(counts) < 1 or shape.spines < 0 or shape.cores < 0:
         raise TrafficError("a Clos needs at least 1 host, host per leaf, rail, side, cable and pod, and 0 spines")
+    if shape.sides > 2:
+        raise TrafficError(f"{shape.sides} sides; a NIC has one port or two")
     groups = -(-shape.hosts // shape.hosts_per_leaf)
     if groups % shape.pods:
         raise TrafficError(f"{shape.pods} pods do not divide {groups} groups of hosts")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 from keepstep.errors import TrafficError
 from keepstep.records.demand import CollectiveUse, DeclaredCollective, Demand, JobLayout, Seat
@@ -13,6 +14,7 @@ _MOST_RANKS = 1_000_000
 """A job may have."""
 _MOST_BYTES = 1e30
 """A collective may send in a step; beyond it times and gains are no numbers any more."""
+_ROUNDING = 1e-6
 
 
 def groups_of(layout: JobLayout) -> dict[str, list[tuple[int, ...]]]:
@@ -42,7 +44,8 @@ def groups_of(layout: JobLayout) -> dict[str, list[tuple[int, ...]]]:
 def demand_of(layout: JobLayout) -> Demand:
     """The demand of a declared layout. Raises TrafficError as `groups_of`, and for sizes or times that are none."""
     if len(set(layout.hosts)) != len(layout.hosts):
-        raise TrafficError(f"job {layout.job!r} lists a host twice")
+        host = Counter(layout.hosts).most_common(1)[0][0]
+        raise TrafficError(f"job {layout.job!r} lists host {host!r} twice")
     if not (math.isfinite(layout.step_s) and layout.step_s >= 0):
         raise TrafficError(f"job {layout.job!r} has steps of {layout.step_s:g} s")
     groups = groups_of(layout)
@@ -52,17 +55,25 @@ def demand_of(layout: JobLayout) -> Demand:
     )
     uses: list[CollectiveUse] = []
     for number, declared in enumerate(layout.collectives):
-        sizes = (declared.nbytes, declared.calls, declared.start_s, declared.end_s)
-        if not all(math.isfinite(size) and size >= 0 for size in sizes) or declared.end_s < declared.start_s:
-            raise TrafficError(
-                f"job {layout.job!r}, collective {number + 1}: bytes, calls and times must be finite and not negative"
-            )
-        if declared.nbytes * declared.calls > _MOST_BYTES:
-            raise TrafficError(f"job {layout.job!r}, collective {number + 1}: more than {_MOST_BYTES:g} bytes a step")
-        for place, ranks in enumerate(groups[declared.group]):
-            if len(ranks) > 1:
-                uses.append(_use(declared, f"{declared.group}{place}.{declared.operation}.{number}", ranks=ranks))
+        _check(declared, layout, number=number)
+        named = [(place, ranks) for place, ranks in enumerate(groups[declared.group]) if len(ranks) > 1]
+        for place, ranks in named or [(0, groups[declared.group][0])]:
+            uses.append(_use(declared, f"{declared.group}{place}.{declared.operation}.{number}", ranks=ranks))
     return Demand(layout.job, seats, tuple(uses), layout.step_s, layout.priority, layout.known)
+
+
+def _check(declared: DeclaredCollective, layout: JobLayout, *, number: int) -> None:
+    """Raises TrafficError for sizes and times that are none."""
+    sizes = (declared.nbytes, declared.calls, declared.start_s, declared.end_s)
+    wrong = ""
+    if not all(math.isfinite(size) and size >= 0 for size in sizes) or declared.end_s < declared.start_s:
+        wrong = "bytes, calls and times must be finite and not negative"
+    elif declared.nbytes * declared.calls > _MOST_BYTES:
+        wrong = f"more than {_MOST_BYTES:g} bytes a step"
+    elif 0 < layout.step_s < declared.end_s * (1 - _ROUNDING):
+        wrong = f"it ends at {declared.end_s:g} s, the step at {layout.step_s:g} s"
+    if wrong:
+        raise TrafficError(f"job {layout.job!r}, collective {number + 1}: {wrong}")
 
 
 def _firsts(stage: int, tp: int, *, dp: int) -> range:

@@ -17,6 +17,7 @@ from keepstep.records.topology import Cable, ClosShape, Port, Switch, Topology
 from keepstep.service.traffic_files import load_topology
 from keepstep.traffic.checking import checked, problems
 from keepstep.traffic.clos import clos
+from keepstep.traffic.declared import demand_of
 
 DATA = Path(__file__).parents[2] / "data" / "topology"
 
@@ -97,6 +98,11 @@ def test_more_switches_than_a_network_has(tmp_path):
         read_topology(tmp_path / "t", Assumed(spines=4096))
     with pytest.raises(TrafficError, match="more than 4000000"):
         clos(ClosShape(hosts=10**12, hosts_per_leaf=8, spines=4))
+
+
+def test_a_nic_has_no_third_side():
+    with pytest.raises(TrafficError, match="one port or two"):
+        clos(ClosShape(hosts=17, hosts_per_leaf=8, spines=2, sides=3))
 
 
 def test_ibnetdiscover():
@@ -295,6 +301,12 @@ def test_a_job_file():
     layout = read_job(JOB)
     assert layout.hosts == ("h0", "h1", "h2", "h3")
     assert layout.collectives[0].nbytes == 1e9
+
+
+@pytest.mark.parametrize("hosts", ['"h0,h0"', "[h0, h0]", '["h[0-2]", h1]'])
+def test_a_host_given_twice_in_any_way(hosts):
+    with pytest.raises(TrafficError, match="lists host 'h[01]' twice"):
+        demand_of(read_job(JOB.replace('"h[0-3]"', hosts)))
 
 
 @pytest.mark.parametrize(

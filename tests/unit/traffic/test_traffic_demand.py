@@ -86,16 +86,25 @@ def test_pipeline_edges_and_the_way_back():
     assert demand.uses[-1].ranks == (7, 5, 5, 3, 3, 1)
 
 
+def test_a_collective_of_groups_of_one_rank_is_there_with_a_reason():
+    sends = DeclaredCollective("pp", "send", 1e6)
+    demand = demand_of(layout(collectives=(sends, DeclaredCollective("dp", "all_reduce", 1e9))))
+    assert [use.name for use in demand.uses] == ["pp0.send.0", "dp0.all_reduce.1"]
+    advice = worth_planning(demand, star()).advice[0]
+    assert (advice.plan, advice.reason) == (False, "spread locally: its groups have one rank each, which sends nothing")
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"tp": 3}, "not 8 ranks"),
         ({"tp": 2, "dp": 4, "ep": 3}, "does not divide"),
         ({"pp": 0}, "at least 1"),
-        ({"hosts": ("h0", "h0")}, "twice"),
+        ({"hosts": ("h0", "h0")}, "lists host 'h0' twice"),
         ({"collectives": (DeclaredCollective("dp", "all_reduce", -1.0),)}, "negative"),
         ({"collectives": (DeclaredCollective("dp", "all_reduce", math.nan),)}, "finite"),
         ({"collectives": (DeclaredCollective("dp", "all_reduce", 1.0, calls=math.inf),)}, "finite"),
+        ({"step_s": 0.1, "collectives": (DeclaredCollective("dp", "all_reduce", 1.0, 1.0, 5.0, 9.0),)}, "ends at 9 s"),
         ({"step_s": math.nan}, "steps of nan s"),
         ({"step_s": -1.0}, "steps of -1 s"),
         ({"ranks_per_host": 250_001}, "1000004 ranks, more than 1000000"),
@@ -172,8 +181,11 @@ def star() -> Network:
     return Network(clos(ClosShape(hosts=16, hosts_per_leaf=8, spines=8, port_gbps=400.0)))
 
 
-def asked(use: CollectiveUse, hosts=("h0", "h8", "h1", "h9", "h2", "h10", "h3", "h11"), step_s: float = 0.1) -> Demand:
-    return Demand("j", tuple(Seat(rank, host) for rank, host in enumerate(hosts)), (use,), step_s)
+HOSTS = ("h0", "h8", "h1", "h9", "h2", "h10", "h3", "h11", "h0")
+
+
+def asked(use: CollectiveUse, step_s: float = 0.1) -> Demand:
+    return Demand("j", tuple(Seat(rank, host) for rank, host in enumerate(HOSTS)), (use,), step_s)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +197,8 @@ def asked(use: CollectiveUse, hosts=("h0", "h8", "h1", "h9", "h2", "h10", "h3", 
         (CollectiveUse("u", "all_reduce", (0, 2, 4), 1e9), {}, False, "inside one leaf"),
         (CollectiveUse("u", "all_reduce", (0, 1), 1e9), {}, False, "1 flow on 8 uplinks"),
         (CollectiveUse("u", "all_reduce", (0, 1), 1e9), {"leaf0": 7}, True, "8 flows on 8 uplinks"),
-        (CollectiveUse("u", "all_reduce", (0,), 1e9), {}, False, "inside a host"),
+        (CollectiveUse("u", "all_reduce", (0,), 1e9), {}, False, "one rank"),
+        (CollectiveUse("u", "all_reduce", (0, 8), 1e9), {}, False, "inside a host"),
     ],
 )
 def test_when_to_plan(use, others, plan, words):
