@@ -8,6 +8,7 @@ from pathlib import Path
 from keepstep.intake.job_yaml import read_job
 from keepstep.intake.topology_yaml import read_yaml_topology
 from keepstep.records.topology import Topology
+from keepstep.traffic.advice import worth_planning
 from keepstep.traffic.checking import problems
 from keepstep.traffic.declared import demand_of
 from keepstep.traffic.flows import flows_of
@@ -21,5 +22,8 @@ def test_the_files_shown():
     read = read_yaml_topology(topology)
     assert isinstance(read, Topology)
     assert problems(read) == ()
-    flows = flows_of(demand_of(read_job(job)), Network(read))
+    demand, network = demand_of(read_job(job)), Network(read)
+    flows = flows_of(demand, network)
     assert {flow.source.split("/")[2] for flow in flows} == {"0", "1"}
+    planned = [one.use for one in worth_planning(demand, network).advice if one.plan]
+    assert {use.split(".")[1] for use in planned} == {"send"}
