@@ -105,7 +105,8 @@ def _tiers(switches: dict[str, _Node], hosts: dict[str, _Node], *, where: str) -
         tier.update(dict.fromkeys(wave, level))
     lost = [node.words for guid, node in switches.items() if guid not in tier]
     if lost:
-        raise TrafficError(f"switch {lost[0]!r} has no way to any host (and {len(lost) - 1} more)", where=where)
+        more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
+        raise TrafficError(f"switch {lost[0]!r} has no way to any host{more}", where=where)
     return tier, notes
 
 

@@ -12,19 +12,20 @@ from keepstep.records.topology import Cable, Port, Switch, Topology
 __all__ = ["looks_like_switch_table", "read_switch_table"]
 
 _MOST_ROWS = 1_000_000
+_LINES_LOOKED_AT = 4
 _SEPARATORS = ",;\t"
 
 
 def looks_like_switch_table(text: str) -> bool:
-    """Whether the first line is a header of two to eight short names with a separator, and a second line fits it."""
-    lines = text.splitlines()[:2]
+    """Whether the first line is a header of two to eight short names, with a separator that later lines have too."""
+    lines = text.splitlines()[:_LINES_LOOKED_AT]
     if len(lines) < 2:
         return False
     separator = _separator(lines[0])
     names = lines[0].split(separator)
     return (
         2 <= len(names) <= 8
-        and len(lines[1].split(separator)) == len(names)
+        and any(separator in line for line in lines[1:])
         and all(0 < len(name.strip()) < 40 and "=" not in name for name in names)
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from keepstep.errors import RecordError
+from keepstep.intake.bounded_yaml import parse_yaml
 from keepstep.intake.ibnetdiscover import looks_like_ibnetdiscover, read_ibnetdiscover
 from keepstep.intake.nccl_topology import looks_like_nccl, read_nccl_topology
 from keepstep.intake.reading import whole
@@ -54,6 +55,9 @@ def _read(text: str, assumed: Assumed, *, path: Path) -> Topology | ClosShape:
         return read_slurm_topology(text, assumed, where=where)
     if looks_like_ibnetdiscover(text):
         return read_ibnetdiscover(text, where=where)
+    if path.suffix in (".yaml", ".yml"):
+        parse_yaml(text, where=where)
+        raise RecordError("it does not say `keepstep_topology: 1`", where=where, remedy="see docs/traffic.md")
     if looks_like_switch_table(text):
         return read_switch_table(text, assumed, where=where)
     raise RecordError(

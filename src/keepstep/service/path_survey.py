@@ -44,7 +44,11 @@ def port_range(text: str) -> tuple[int, ...]:
 
 def survey(request: SurveyRequest, *, clock: Clock) -> Catalogue:
     """The catalogue, as of now. Raises TransportError where nobody listens, EnvironmentProblem where neither raw
-    sockets nor a sink and its token are there, or no switch tells where a packet died."""
+    sockets nor a sink and its token are there, or no switch tells where a packet died, UsageError for the method
+    round_trip without a token."""
+    if request.method == "round_trip" and not request.token:
+        remedy = "start `keepstep traffic sink` at the other end and give its --token-file"
+        raise UsageError("no token for a sink is given", remedy=remedy)
     reached = handshakes(request.target, request.ports[:8], clock=clock)
     if not reached.round_trip_s and not reached.silent:
         raise EnvironmentProblem("all source ports are in use", remedy="give other --ports")

@@ -220,6 +220,7 @@ def test_yaml_written_is_read_back(words, sides, gbps):
         ("keepstep_topology: 1\nshoe: 3", "shoe"),
         ("host,leaf\nh1,l1\nh1,l2", "twice with different"),
         ("host,leaf\nh1,l1\nh2", "line 3"),
+        ("host,pod,leaf\nh1,p1\nh2,p1,l1", "2 filled cells expected 3 .*line 2"),
         ("<system version='1'><cpu>", "not the XML"),
         ("<!DOCTYPE x [<!ENTITY a 'b'>]><system>&a;</system>", "not the XML"),
         ("<system><nic><net speed='fast'/></nic></system>", "number"),
@@ -232,6 +233,13 @@ def test_a_file_that_is_wrong_is_refused_in_one_line(tmp_path, text, words):
         read_as(tmp_path, text)
     assert "\n" not in str(caught.value)
     assert str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize(("text", "words"), [("a: [b\n", "not YAML: .* line 2"), ("a: [b]\n", "does not say")])
+def test_a_yaml_file_that_is_no_topology(tmp_path, text, words):
+    (tmp_path / "t.yaml").write_text(text)
+    with pytest.raises(RecordError, match=words):
+        read_topology(tmp_path / "t.yaml", Assumed())
 
 
 def test_a_file_that_is_not_there_or_not_text(tmp_path):

@@ -173,6 +173,8 @@ def test_published_figures_say_that_they_are_modelled(capsys):
         (["site", "nowhere"], 2, "no site"),
         (["observe", ".", "lab.yaml"], 2, "no recorder ring"),
         (["model", "lab.yaml", "job0.yaml", "--seeds", "0"], 2, "seeds"),
+        (["observe", "none", "lab.yaml"], 2, "no such directory"),
+        (["probe", "127.0.0.1:1", "--method", "round_trip"], 2, "no token for a sink is given"),
     ],
 )
 def test_a_mistake_is_one_line(capsys, lab, monkeypatch, words, code, said):
