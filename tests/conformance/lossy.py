@@ -1,7 +1,8 @@
-"""A job without protection that loses a rank: `python lossy.py NODES SCRATCH` runs one rank for each letter of NODES.
+"""A job without protection that loses a rank: `python lossy.py NODES SCRATCH WAY` runs a rank for each letter of NODES.
 
 Each rank writes its pid into `ready.RANK` once the first collective is done, then waits inside one: even ranks in an
-all_reduce of the world, odd ranks in a receive from a neighbour that never sends. The error it gets is `error.RANK`.
+all_reduce of the world (WAY backward: in that of a DistributedDataParallel), odd ranks in a receive from a neighbour
+that never sends. The error it gets is `error.RANK`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def write(path: Path, text: str) -> None:
     part.rename(path)
 
 
-def run(rank: int, nodes: str, scratch: Path) -> None:
+def run(rank: int, nodes: str, scratch: Path, way: str) -> None:
     import torch
     import torch.distributed as dist
 
@@ -34,23 +35,27 @@ def run(rank: int, nodes: str, scratch: Path) -> None:
         "keepstep", store=store, rank=rank, world_size=len(nodes), pg_options=options, timeout=timedelta(hours=1)
     )
     dist.all_reduce(torch.ones(10))
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(30, 30))
     dist.barrier()
     write(scratch / f"ready.{rank}", str(os.getpid()))
     try:
         if rank % 2:
             dist.recv(torch.zeros(1), rank - 1)
         else:
-            while True:
+            while way == "call":
                 dist.all_reduce(torch.ones(1000))
-    except dist.DistBackendError as error:
+            model(torch.ones(2, 30)).sum().backward()
+    except RuntimeError as error:
         write(scratch / f"error.{rank}", str(error))
 
 
 def main() -> None:
-    nodes, scratch = sys.argv[1], Path(sys.argv[2])
+    nodes, scratch, way = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "torch.distributed"])
-    processes = [context.Process(target=run, args=(rank, nodes, scratch), daemon=True) for rank in range(len(nodes))]
+    processes = [
+        context.Process(target=run, args=(rank, nodes, scratch, way), daemon=True) for rank in range(len(nodes))
+    ]
     for process in processes:
         process.start()
     for process in processes:

@@ -23,10 +23,14 @@ def check_appears(files: list[Path], seconds: float) -> None:
     assert [file.name for file in files if not file.exists()] == []
 
 
-@pytest.mark.parametrize(("victim", "nodes"), [(5, "aaaaaa"), (2, "aabbcc")], ids=["shared", "mixed"])
-def test_a_kill_is_an_error_everywhere(tmp_path: Path, victim: int, nodes: str) -> None:
+@pytest.mark.parametrize(
+    ("victim", "nodes", "way"),
+    [(5, "aaaaaa", "call"), (2, "aabbcc", "call"), (3, "aabb", "backward")],
+    ids=["shared", "mixed", "backward"],
+)
+def test_a_kill_is_an_error_everywhere(tmp_path: Path, victim: int, nodes: str, way: str) -> None:
     ready = [tmp_path / f"ready.{rank}" for rank in range(len(nodes))]
-    job = subprocess.Popen([sys.executable, str(SCRIPT), nodes, str(tmp_path)], stderr=subprocess.DEVNULL)
+    job = subprocess.Popen([sys.executable, str(SCRIPT), nodes, str(tmp_path), way], stderr=subprocess.DEVNULL)
     try:
         check_appears(ready, 90)
         os.kill(int(ready[victim].read_text()), signal.SIGKILL)

@@ -10,6 +10,7 @@ import torch
 from torch._C._distributed_c10d import Work
 
 from keepstep.training.copier import Copier, Event
+from keepstep.training.failed_future import fail
 from keepstep.training.tensor_calls import Prepared, check_dense
 
 __all__ = ["Blame", "DirectPrepared", "DirectWork"]
@@ -124,7 +125,7 @@ class DirectWork(Work):  # type: ignore[misc]
                 self._future = self._copier.future()
                 with self._copier.launching():
                     if self._error is not None:
-                        self._future.set_exception(self._error)
+                        fail(self._future, self._error)
                     else:
                         self._future.set_result(self._prepared.result)
             return self._future

@@ -15,6 +15,7 @@ import torch
 from torch._C._distributed_c10d import Work
 
 from keepstep.errors import TransportError
+from keepstep.training.failed_future import fail
 from keepstep.training.pace import Pace
 from keepstep.training.plane import Plane, Status
 from keepstep.training.tensor_calls import Prepared
@@ -247,7 +248,7 @@ class PlaneWork(Work):  # type: ignore[misc]
             self.pace.resume()
         with self._prepared.delivering():
             if self._error is not None:
-                self._future.set_exception(self._error)
+                fail(self._future, self._error)
             else:
                 self._future.set_result(self._prepared.result)
 
