@@ -46,8 +46,8 @@ def join() -> Job:
 class Job:
     """A member's view of the job; made by `join()`.
 
-    `rehearsing` is true where the script is run only to be warm, by a standby or in the first step of a joiner: what it
-    does then counts for nothing.
+    `rehearsing` is true in a standby that runs the script only to be warm: what it does then counts for nothing. It is
+    false in the one step that a joiner rehearses, which must call what the steps of the others call.
     """
 
     def __init__(self, membership: Membership) -> None:
@@ -225,10 +225,9 @@ class Job:
         """A joiner's first step runs without the others, up to the agreement: it builds buckets and warms caches."""
         if HEARING.replay is not None:
             HEARING.replay.end_set_up(self.rank)
-        self.rehearsing = True
         with silence():
             yield from _watched(Step(guard, 0), guard)
-        self.rehearsing = guard.rehearsing = False
+        guard.rehearsing = False
         HEARING.replay = None  # what it still answers alone concerns the state to come
 
     def _finish(self, guard: Guard) -> None:
