@@ -144,6 +144,23 @@ def test_one_link_that_stays_slow_of_a_node_is_named():
     ]
 
 
+def begun_and_ended(said):
+    return [one.status for _, one in said if one.key.startswith("link:") and one.status != "updated"]
+
+
+def test_a_link_that_stays_slow_is_one_finding_until_it_is_well():
+    _, said = run(Disturbance("throttle-link", begin=30, end=150, rank=4, peer=5), steps=200)
+    assert begun_and_ended(said) == ["new", "ended"]
+    assert said[-1][0] >= 150
+
+
+def test_a_step_that_stands_still_does_not_end_the_finding_of_a_link():
+    slow = Disturbance("throttle-link", begin=30, end=100, rank=4, peer=5)
+    _, said = run(slow, Disturbance("recompiling", begin=45, rank=2, seconds=5.0), steps=140)
+    assert begun_and_ended(said) == ["new", "ended"]
+    assert said[-1][0] >= 100
+
+
 def test_in_a_single_ring_side_and_link_cannot_be_told_apart():
     layout = Layout(tp=1, pp=1, dp=8)
     live = only(run(Disturbance("throttle-link", begin=30, rank=3, peer=4), layout=layout)[1])[1]

@@ -26,6 +26,8 @@ _SHARE = 0.03
 _SCATTER = 4.5
 _REFRESH = 8
 _OUTLIER = 3.0
+_LONG_STEPS = 4 * STEPS
+_MOST_OUTLIERS = 3
 _ENOUGH_CELLS = 4
 _ALIKE = 0.25
 _FAR = 5.0
@@ -46,11 +48,22 @@ def link_verdicts(watch: Watch, step: int) -> Iterator[Verdict]:
     if normal is None:
         return
     each = np.median(watch.history.of("duration_us", step, count=STEPS), axis=0)
-    if each.max() > _OUTLIER * np.median(each):
-        return  # a single step that stood still is in the mean of its window
+    if each.max() > _OUTLIER * np.median(each):  # a single step that stood still is in the mean of its window
+        yield from _as_before(watch, step)
+        return
     lasted = max(float(np.median(each)), 1.0)
     excess, margin = _excess(watch, step, normal=normal, lasted=lasted)
     yield from _verdicts(watch, excess, step=step, lasted=lasted, margin=margin)
+
+
+def _as_before(watch: Watch, step: int) -> Iterator[Verdict]:
+    """What is open stands, unless steps that stand still have become usual: one of them shows nothing either way."""
+    lasted = np.median(watch.history.of("duration_us", step, count=_LONG_STEPS), axis=0)
+    if np.count_nonzero(lasted > _OUTLIER * np.median(lasted)) > _MOST_OUTLIERS:
+        return
+    for key, known in watch.findings.items():
+        if key.startswith("link:"):
+            yield Verdict(key=key, finding=known.finding, since=known.began_step)
 
 
 def _excess(
@@ -83,13 +96,15 @@ def _excess(
 
 
 def hold_cells(watch: Watch, finding: Finding, *, step: int) -> None:
-    """What is usual at the cells of an open finding is not measured anew until the fault has left the memory."""
+    """What is usual at the cells of an open finding is not measured anew until the fault has left the memory.
+
+    That of a link is both its cell and the one back: there its destination waits.
+    """
     ranks, peers = watch.pairs.ranks, watch.pairs.peers
     for suspect in (one for group in finding.suspects for one in group):
         if suspect.link is not None:
-            ends = {suspect.link}
-            mine = [(int(a), int(b)) in ends for a, b in zip(ranks, peers, strict=True)] if len(ranks) < 4096 else None
-            held = np.flatnonzero(mine) if mine is not None else np.flatnonzero(ranks == suspect.link[0])
+            a, b = suspect.link
+            held = np.flatnonzero(((ranks == a) & (peers == b)) | ((ranks == b) & (peers == a)))
         elif suspect.node is not None:
             there = [rank for rank, seen in watch.seen.items() if seen.node == suspect.node]
             held = np.flatnonzero(np.isin(ranks, there) | np.isin(peers, there))
