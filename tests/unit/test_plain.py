@@ -132,8 +132,18 @@ def test_a_rank_without_a_processor_is_not_called_slow() -> None:
 def test_a_job_started_again_is_looked_at_afresh() -> None:
     job = Job()
     job.run(8, lambda rank, second: ("lock", 7, 2.5) if rank == 2 else ("collective", 9, 2.5))
-    job.run(20, works, member=lambda rank: f"again{rank}")
+    job.run(1, works, member=lambda rank: f"again{rank}")
     assert [c.status for c in job.changes] == ["new", "ended"]
+    job.run(20, works, member=lambda rank: f"again{rank}")
+    assert len(job.changes) == 2
+
+
+def test_looks_at_a_hang_make_nobody_slow() -> None:
+    job = Job()
+    job.run(5, works)
+    job.run(25, lambda rank, second: ("lock", 7, 2.5) if rank == 2 else ("collective", 9, 2.5))
+    job.run(20, works)
+    assert {c.finding.kind for c in job.changes} == {"noncommunication_hang"}
 
 
 def test_while_a_rank_is_missing_nothing_is_said() -> None:

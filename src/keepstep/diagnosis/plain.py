@@ -60,23 +60,35 @@ class PlainWatch:
         self._open: dict[str, tuple[Finding, bool]] = {}
         self._missed: Counter[str] = Counter()
         self._slow_since: dict[str, float] = {}
+        self._stood = float("-inf")
 
     def observe(self, reports: Iterable[PlainReport], now: float) -> tuple[PlainChange, ...]:
         """What the `reports` change, at wall-clock time `now`."""
-        fresh = False
+        fresh = renewed = False
         for report in reports:
             self._network.setdefault(report.node, deque(maxlen=_KEPT)).append((report.wall, report.network_bytes))
             for sample in report.samples:
                 fresh = True
-                self._take(_Look(report.wall, report.node, sample))
-        return self._changes(self._judge(now)) if fresh else ()
+                renewed |= self._take(_Look(report.wall, report.node, sample))
+        ended = self._end_all() if renewed else ()
+        return (*ended, *self._changes(self._judge(now))) if fresh else ()
 
-    def _take(self, look: _Look) -> None:
-        rank = look.sample.rank
-        if self._members.get(rank) != look.sample.member:  # a new process: the job was started again
-            self._members[rank] = look.sample.member
+    def _take(self, look: _Look) -> bool:
+        """Remember a look; True if it is at a new process: the job was started again."""
+        rank, member = look.sample.rank, look.sample.member
+        before = self._members.get(rank)
+        if before != member:
+            self._members[rank] = member
             self._looks[rank] = deque(maxlen=_KEPT)
         self._looks[rank].append(look)
+        return before not in (None, member)
+
+    def _end_all(self) -> tuple[PlainChange, ...]:
+        """What was found of processes that are gone."""
+        ended = tuple(PlainChange(key, "ended", finding) for key, (finding, _) in self._open.items())
+        self._open.clear()
+        self._slow_since.clear()
+        return ended
 
     def _judge(self, now: float) -> dict[str, tuple[Finding, bool]]:
         """All findings that hold now, by key."""
@@ -85,6 +97,7 @@ class PlainWatch:
             return {}
         still_s = min(_still_s(looks) for looks in self._looks.values())
         if still_s >= self._hang_s and all(len(looks) >= _LEAST_LOOKS for looks in self._looks.values()):
+            self._stood = max(look.wall for look in newest.values())
             return self._stalled(newest, still_s)
         slow = self._slow()
         if slow is None:
@@ -150,9 +163,11 @@ class PlainWatch:
     # -------------------------------------------------------------- a job that is slowed down
 
     def _slow(self) -> Finding | None:
-        if any(len(looks) < _SLOW_LOOKS for looks in self._looks.values()) or self._world < 2:
+        """The one that the others mostly wait for. Looks at a job that stood still say nothing of how fast it works."""
+        looks = {r: [look for look in q if look.wall > self._stood][-_SLOW_LOOKS:] for r, q in self._looks.items()}
+        if any(len(newest) < _SLOW_LOOKS for newest in looks.values()) or self._world < 2:
             return None
-        places = {r: Counter(k.sample.place for k in list(q)[-_SLOW_LOOKS:]) for r, q in self._looks.items()}
+        places = {r: Counter(look.sample.place for look in newest) for r, newest in looks.items()}
         waits = {rank: count["collective"] / _SLOW_LOOKS for rank, count in places.items()}
         suspects = [rank for rank, share in waits.items() if share <= _SUSPECT_WAITS]
         others = [share for rank, share in waits.items() if rank not in suspects]
