@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import zlib
 
+import msgspec
 import pytest
 from diagnosed_text import named, ranks
 from dump_files import dump, entry
@@ -37,6 +38,14 @@ def test_incidents_and_findings_of_the_journal(tmp_path):
     assert {(finding.kind, *ranks([finding])) for finding in answer.findings} == {("crash", 2), ("compute_slow", 1)}
     assert {finding.job for finding in answer.findings} == {"gpt"}
     assert any("1.500 s after the onset" in line for finding in answer.findings for line in finding.evidence)
+
+
+def test_what_a_probe_left_of_a_finding_stands_in_its_place(tmp_path):
+    left = msgspec.structs.replace(SLOW, number=4, layer="host_cpu", confidence=0.9, evidence=("measured",), refers=3)
+    quiet = Finding(job="gpt", kind="undetermined", number=5, evidence=("nothing is slow now",), refers=4)
+    (found,) = diagnose_paths([run_of(tmp_path / "run", STARTED, SLOW, left, quiet, ENDED)]).findings
+    assert (found.layer, found.confidence) == ("host_cpu", 0.9)
+    assert found.evidence[:3] == ("late", "measured", "nothing is slow now")
 
 
 def test_a_run_that_ended_well_is_healthy(tmp_path):

@@ -104,3 +104,14 @@ def test_numbers_go_on_behind_those_of_an_earlier_controller(tmp_path: Path) -> 
     ]
     assert book.numbered(2) == earlier[1] and book.numbered(0) is None
     bundles.close()
+
+
+def test_with_a_finding_ends_what_narrows_it(desk) -> None:
+    book, records, _ = desk
+    book.enter(Standing("k", "new", SLOW))
+    for number, key in ((1, "probe:1"), (2, "probe:2")):
+        book.enter(Standing(key, "new", Finding(kind="compute_slow", refers=number)))
+    book.enter(Standing("other", "new", SLOW))
+    book.enter(Standing("k", "ended", SLOW))
+    assert [(r.number, r.status) for r in records[4:]] == [(1, "ended"), (2, "ended"), (3, "ended")]
+    assert list(book.open) == ["other"] and "finding 2, which it narrows" in records[-1].evidence[-1]

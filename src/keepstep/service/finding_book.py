@@ -56,7 +56,10 @@ class FindingBook:
         return "; ".join(f"finding {finding.number}: {one_line(finding)}" for finding in standing[:_SHOWN])
 
     def enter(self, standing: Standing) -> bool:
-        """Take news of a finding; True if it is a new one. One that ends and comes again gets another number."""
+        """Take news of a finding; True if it is a new one. One that ends and comes again gets another number.
+
+        With a finding ends what a probe made of it.
+        """
         known = self.open.get(standing.key)
         if known is None and (standing.status == "ended" or self._count >= _MOST_FINDINGS):
             return False
@@ -70,6 +73,8 @@ class FindingBook:
             del self.open[standing.key]
             self._notes.pop(standing.key, None)
             self._tell(finding, f"finding {finding.number} has ended: {one_line(finding)}")
+            for key in [key for key, other in self.open.items() if other.refers == finding.number]:
+                self.end(key, f"finding {finding.number}, which it narrows, has ended")
             return False
         self.open[standing.key] = finding
         if known is None:

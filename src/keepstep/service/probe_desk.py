@@ -52,6 +52,11 @@ class ProbeDesk:
         finding = self._numbered(number)
         if finding is None:
             raise UsageError(f"there is no finding {number}", remedy="see `keepstep report` for their numbers")
+        if finding.status == "ended":
+            raise UsageError(
+                f"finding {number} has ended: a measurement now says nothing about it",
+                remedy="look at its evidence: `keepstep report` says where",
+            )
         plan = plan_probe(finding, self._shell.state.spec.world)
         if plan is None:
             raise UsageError(
@@ -74,7 +79,14 @@ class ProbeDesk:
                 await asyncio.wait_for(running.complete.wait(), _LIMIT_S)
             except TimeoutError:
                 late = f" ({running.wanted - len(running.pairs) - len(running.nodes)} measurements never came)"
-            found = self._add(narrowed(finding, plan, pairs=running.pairs, nodes=running.nodes))
+            result = narrowed(finding, plan, pairs=running.pairs, nodes=running.nodes)
+            now = self._numbered(finding.number)
+            if now is None or now.status == "ended":
+                raise UsageError(
+                    f"finding {finding.number} ended while it was probed: " + "; ".join(result.evidence[1:]),
+                    remedy="see `keepstep report`: these measurements say nothing about it",
+                )
+            found = self._add(result)
             return f"finding {found.number} (narrows {finding.number}): {one_line(found)}{late}\n" + "\n".join(
                 f"  {line}" for line in found.evidence
             )

@@ -42,11 +42,16 @@ def findings_of_run(directory: Path) -> tuple[list[Finding], list[Unread]]:
 
 
 def _written(events: Iterable[Event]) -> list[Finding]:
-    """Findings of the journal, each in its last state."""
+    """Findings of the journal, each in its last state. What a probe left of one stands in its place."""
     latest: dict[object, Finding] = {}
     for index, event in enumerate(events):
         if isinstance(event, Finding):
             latest[event.number or ("unnumbered", index)] = event
+    for number in reversed([number for number, finding in latest.items() if finding.refers in latest]):
+        narrow = latest.pop(number)
+        wide = latest[narrow.refers]
+        told = wide if narrow.kind == "undetermined" else msgspec.structs.replace(narrow, refers=wide.refers)
+        latest[narrow.refers] = msgspec.structs.replace(told, evidence=(*wide.evidence, *narrow.evidence))
     return list(latest.values())
 
 
