@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 from test_job_shell import HELLO, StandingClock, shell_with
 
+from keepstep.errors import UsageError
 from keepstep.records.events import Finding, FindingKind, Suspect
 from keepstep.records.messages import StateDigest
-from keepstep.records.watch_messages import NodeProbed
+from keepstep.records.watch_messages import MismatchSaid, NodeProbed
 from keepstep.service.analysis_wire import Standing
+from keepstep.service.controller import JobShell
 from keepstep.service.finding_desk import FindingDesk
 from keepstep.service.output import Console
 from keepstep.service.settings import Settings
@@ -104,3 +107,56 @@ def test_replicas_are_not_compared_with_what_an_earlier_attempt_said(tmp_path: P
         return list(desk.book.open)
 
     assert asyncio.run(told()) == []
+
+
+HANG = Finding(kind="noncommunication_hang", suspects=((Suspect(rank=1),),))
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[tuple[FindingDesk, JobShell]]:
+    shell, keeper = shell_with(MemoryJournal(), lambda directed: None)
+    shell.feed(HELLO, node="n1")
+    console = Console(lambda line, error: None)
+    made = FindingDesk(shell, keeper, plan=Asked(), directory=tmp_path, clock=StandingClock(), console=console)
+    yield made, shell
+    asyncio.run(made.close())
+    console.close()
+
+
+def test_a_finding_that_has_ended_is_not_probed(desk) -> None:
+    made, _ = desk
+    made.book.enter(Standing("live:1", "new", HANG))
+    made.book.end("live:1", "it moves")
+    with pytest.raises(UsageError, match="finding 1 has ended"):
+        asyncio.run(made.probes.probe(1))
+
+
+def test_a_finding_that_ends_while_it_is_probed_is_not_narrowed(desk) -> None:
+    made, _ = desk
+
+    async def probed() -> None:
+        answer = asyncio.ensure_future(made.probes.probe(1))
+        await asyncio.sleep(0)
+        made.book.end("live:1", "it moves")
+        for rank in (0, 1):
+            made.take(NodeProbed(1, rank, "n1", 0.0, note="in step()"), node="n1", member="")
+        await answer
+
+    made.book.enter(Standing("live:1", "new", HANG))
+    with pytest.raises(UsageError, match=r"finding 1 ended while it was probed: .*in step\(\)"):
+        asyncio.run(probed())
+    assert made.book.open == {}
+
+
+def test_what_plain_processes_showed_ends_when_all_start_again(desk) -> None:
+    made, shell = desk
+    made.book.enter(Standing("plain:noncommunication_hang", "new", HANG))
+    made.take(MismatchSaid("m0", 0, "Is there a mismatch?"), node="n1", member="m0")
+    made.take(MismatchSaid("m1", 1, "Is there a mismatch?"), node="n1", member="m1")
+    assert [finding.kind for finding in made.book.open.values()] == ["noncommunication_hang", "collective_mismatch"]
+    assert made.book.open["said:mismatch"].suspects == ()
+    made.analyst.after_look()
+    assert len(made.book.open) == 2
+    shell.state = msgspec.structs.replace(shell.state, attempt=1, phase="starting")
+    made.analyst.after_look()
+    assert made.book.open == {} and "started again" in made.book.numbered(1).evidence[-1]

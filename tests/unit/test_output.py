@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepstep.service.member_process import loss_in
+from keepstep.service.member_process import loss_in, mismatch_in
 from keepstep.service.output import MAX_LINE_BYTES, Console, LogFile, split_lines
 
 
@@ -60,3 +60,15 @@ def test_a_log_that_cannot_be_written_says_so_once(tmp_path):
     log.write(b"b")
     log.close()
     assert len(troubles) == 1 and log.dropped == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b"668 vs 4. Is there a distributed collective mismatch in your code?\n", "668 vs 4. Is there"),
+        (b"RuntimeError: Detected mismatch between collectives on ranks. Rank 1 is running", "RuntimeError: Detected"),
+        (b"no mismatch between collectives", ""),
+    ],
+)
+def test_what_a_library_says_of_collectives_that_do_not_match(line, said):
+    assert mismatch_in(line).startswith(said) and bool(mismatch_in(line)) == bool(said)

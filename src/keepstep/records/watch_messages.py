@@ -19,6 +19,7 @@ __all__ = [
     "MemberHung",
     "MemberMoves",
     "MemberSlow",
+    "MismatchSaid",
     "NodeProbed",
     "PlainSeen",
     "ProbeLinks",
@@ -151,6 +152,14 @@ class HangDenied(_Told, frozen=True, tag=True):
     why: str
 
 
+class MismatchSaid(_Told, frozen=True, tag=True):
+    """A library in `member` printed `said`: its collective does not fit what others sent."""
+
+    member: str
+    rank: int
+    said: str
+
+
 class _Asked(_Told, frozen=True):
     """Base of orders: `epoch` is the leader's."""
 
@@ -203,6 +212,7 @@ WatchFact = (
     | MemberSlow
     | MemberMoves
     | HangDenied
+    | MismatchSaid
     | Called
     | LinkProbed
     | NodeProbed

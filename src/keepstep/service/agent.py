@@ -32,13 +32,13 @@ from keepstep.records.messages import (
 )
 from keepstep.records.path_messages import CountPaths, ProbePaths
 from keepstep.records.sandbox_messages import KeepRecording, WarmUp
-from keepstep.records.watch_messages import CheckHang, GiveEvidence, MemberMoves, ProbeNode, TellCalls
+from keepstep.records.watch_messages import CheckHang, GiveEvidence, MemberMoves, MismatchSaid, ProbeNode, TellCalls
 from keepstep.service.background import background
 from keepstep.service.clock import Clock
 from keepstep.service.drill_watch import DrillWatch, drilled_command, drilled_fact
 from keepstep.service.environment import training_environment
 from keepstep.service.flight_dumps import DUMPS_FOLDER, dump_environment
-from keepstep.service.member_process import MemberProcess, bad_loss
+from keepstep.service.member_process import MemberProcess, bad_loss, mismatch_in
 from keepstep.service.member_watch import MemberWatch
 from keepstep.service.output import Console
 from keepstep.service.path_prober import PathProber
@@ -180,7 +180,7 @@ class Agent:
         self._last_steps.pop(order.rank, None)
         if self._warden is not None:
             self._warden.add(process.pid)
-        look = partial(self._look_at_loss, member) if self._canary else None
+        look = partial(self._look_at_line, member)
         member.capture(self._plan.directory / "logs", self._console, on_line=look)
         process.watch(lambda: self._on_exit(member))
         self._upward("", MemberStarted(order.member, order.rank, self._plan.node, process.pid))
@@ -228,9 +228,12 @@ class Agent:
             order = msgspec.structs.replace(order, directory=str(self._plan.directory.resolve() / RECORDINGS_FOLDER))
         member.tell(order)
 
-    def _look_at_loss(self, member: MemberProcess, line: bytes) -> None:
-        """In a canary: tell the first loss that is no finite number."""
-        if not member.bad_loss and (loss := bad_loss(line)):
+    def _look_at_line(self, member: MemberProcess, line: bytes) -> None:
+        """Tell a mismatch that a library prints, in a canary also a loss that is no finite number: each once."""
+        if not member.mismatch and (said := mismatch_in(line)):
+            member.mismatch = said
+            self._upward(member.name, MismatchSaid(member.name, member.rank, said))
+        if self._canary and not member.bad_loss and (loss := bad_loss(line)):
             member.bad_loss = loss
             self._upward(member.name, CanaryLoss(member.name, member.rank, loss, f"{member.name}.log"))
 
@@ -240,7 +243,7 @@ class Agent:
         rings = {m.name: m.ring for m in (*self.members.values(), member)}
         private, onset = self._archive.last_words(member.name, rings)
         process = member.process
-        if self._canary:  # what it printed last is told before its end
+        if self._canary or not member.protected:  # what it printed last is told before its end
             member.drain()
         if self._warden is not None:
             self._warden.remove(process.pid)

@@ -27,6 +27,7 @@ from keepstep.records.watch_messages import (
     LinkProbed,
     MemberHung,
     MemberMoves,
+    MismatchSaid,
     NodeProbed,
     PlainSeen,
     TellCalls,
@@ -43,7 +44,14 @@ from keepstep.service.controller import JobShell
 from keepstep.service.finding_book import FindingBook
 from keepstep.service.hang_desk import HangDesk
 from keepstep.service.keeper import Keeper
-from keepstep.service.loss_findings import corrupt_checkpoint, ended_by_signal, node_gone, slow_source, stands_still
+from keepstep.service.loss_findings import (
+    corrupt_checkpoint,
+    ended_by_signal,
+    mismatch_said,
+    node_gone,
+    slow_source,
+    stands_still,
+)
 from keepstep.service.output import Console
 from keepstep.service.probe_desk import ProbeDesk
 from keepstep.service.settings import Settings
@@ -53,7 +61,8 @@ __all__ = ["FindingDesk", "WatchedJob"]
 _MOST_CALLED = 1000
 _LOSSES = ("still:", "crash:")
 _PROBE = "probe:"
-_OF_ATTEMPT = ("calls:", "replicas:", "state:")
+_SAID = "said:mismatch"
+_OF_ATTEMPT = ("calls:", "replicas:", "state:", "plain:", _SAID)
 """How the keys of findings begin that are about the processes of one attempt, and that nothing else ends."""
 
 _ENDED_BY_ORDER = ("ending", "restarting", "done")
@@ -123,6 +132,9 @@ class FindingDesk:
                 self._denied(fact)
             case MemberMoves():
                 self.book.end(f"still:{fact.member}", "its process runs again")
+            case MismatchSaid():
+                if _SAID not in self.book.open:
+                    self._on_change(Standing(_SAID, "new", mismatch_said(node, fact)))
             case LinkProbed() | NodeProbed():
                 self.probes.take(fact)
             case Called():
@@ -228,6 +240,7 @@ class FindingDesk:
                 self.book.end(key, "other nodes hold its ranks")
             elif steady and key.startswith(_OF_ATTEMPT) and (finding.attempt or 0) < state.attempt:
                 self.book.end(key, "the job was started again, with other processes")
+                self._hangs.note(key, None, hard=False)
         self._hangs.check(self.book.open)
 
     # -------------------------------------------------------------- losses

@@ -10,9 +10,9 @@ from keepstep.control.exits import SELF_INFLICTED
 from keepstep.records.domain_messages import NodeLost, StateTaken
 from keepstep.records.events import Finding, Suspect
 from keepstep.records.messages import MemberExited, MemberStopped
-from keepstep.records.watch_messages import MemberHung
+from keepstep.records.watch_messages import MemberHung, MismatchSaid
 
-__all__ = ["corrupt_checkpoint", "ended_by_signal", "node_gone", "slow_source", "stands_still"]
+__all__ = ["corrupt_checkpoint", "ended_by_signal", "mismatch_said", "node_gone", "slow_source", "stands_still"]
 
 
 _MOST_CHARACTERS = 300
@@ -84,6 +84,19 @@ def slow_source(fact: StateTaken) -> Finding | None:
             f"the others {usual / 1e6:.1f} MB each in the same time",
         ),
         next_probe=f"bandwidth from rank {rank} to rank {fact.rank} and to another rank",
+    )
+
+
+def mismatch_said(node: str, fact: MismatchSaid) -> Finding:
+    """A library in the member of `fact` on `node` got what does not fit its call: whose call is the odd one is open."""
+    return Finding(
+        kind="collective_mismatch",
+        layer="application",
+        node=node,
+        victims=(fact.rank,),
+        confidence=0.9,
+        evidence=(f"rank {fact.rank} says: {fact.said}", "its call is another one than the others', or a peer's is"),
+        next_probe="run again with TORCH_DISTRIBUTED_DEBUG=DETAIL: torch then compares the calls of all ranks",
     )
 
 

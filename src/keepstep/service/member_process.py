@@ -16,9 +16,12 @@ from keepstep.service.processes import ChildProcess, frozen
 from keepstep.service.ring_memory import RingMemory
 from keepstep.store.wire_server import AgentWire
 
-__all__ = ["MemberProcess", "bad_loss", "loss_in"]
+__all__ = ["MemberProcess", "bad_loss", "loss_in", "mismatch_in"]
 
 _LOSS = re.compile(rb"\bloss\b[\s=:]+(-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)", re.IGNORECASE)
+_MISMATCH = re.compile(rb"distributed collective mismatch|Detected mismatch between collectives")
+"""Of Gloo, where more came than was expected, and of TORCH_DISTRIBUTED_DEBUG=DETAIL."""
+_MOST_SAID = 400
 _BAD_LOSS = re.compile(rb"\bloss\b[\s=:]+([-+]?(?:nan|inf(?:inity)?))\b", re.IGNORECASE)
 
 
@@ -34,9 +37,15 @@ def bad_loss(line: bytes) -> str:
     return found[1].decode() if found else ""
 
 
+def mismatch_in(line: bytes) -> str:
+    """The printed line where a library says in it that collectives do not match; else empty."""
+    return line.strip()[-_MOST_SAID:].decode(errors="replace") if _MISMATCH.search(line) else ""
+
+
 class MemberProcess:
     """State of one process. `protected` is true once it said Hello; `rank` is -1 while it holds none, `role` the one it
-    is to hold; `drill` is the fault it was started with; `bad_loss` a loss it printed that is no finite number."""
+    is to hold; `drill` is the fault it was started with; `bad_loss` a loss it printed that is no finite number,
+    `mismatch` a line of a library about collectives that do not match."""
 
     def __init__(self, name: str, rank: int, *, process: ChildProcess, ring: RingMemory) -> None:
         """Wraps a process that has just been started."""
@@ -52,6 +61,7 @@ class MemberProcess:
         self.loss: float | None = None
         self.batch = ""
         self.bad_loss = ""
+        self.mismatch = ""
         self._frozen_since: float | None = None
         self._frozen_reported = False
         self._readers: list[PipeReader] = []
