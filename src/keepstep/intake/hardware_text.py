@@ -17,9 +17,15 @@ _STRAGGLER = re.compile(r"\brank=(\d{1,6})\b")
 _PLAIN = re.compile(r"(?<![\w=])\d{1,6}\b")
 
 
+_NO_XID = re.compile(
+    r"\bXids?\b(?:\s+(?:errors?|events?|messages?)(?:[^:=\n]{0,40}[:=])?)?\W{1,3}(?:no|none|0)\b(?![.:x])",
+    re.IGNORECASE,
+)
+
+
 def _xid(text: str, fields: dict[str, str]) -> dict[str, str] | None:
-    """XIDs are small numbers; the PCI address of the device stands before or after."""
-    return fields if int(fields["code"]) < 200 else None
+    """XIDs are small numbers above 0; the PCI address of the device stands before or after."""
+    return fields if 0 < int(fields["code"]) < 200 and not _NO_XID.search(text) else None
 
 
 def _filled(_: str, fields: dict[str, str]) -> dict[str, str]:
@@ -40,6 +46,7 @@ HARDWARE_PATTERNS: tuple[Pattern, ...] = (
         r"?(?P<device>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.\d)?)\)?)?[^\d\n]{0,20}(?P<code>\d{1,3})\b(?!:\d)"
         r"(?:.*?pid=['\"]?(?P<victim>\d+))?",
         refine=_xid,
+        counted=True,
     ),
     pattern(
         "gpu_ecc",
@@ -47,6 +54,7 @@ HARDWARE_PATTERNS: tuple[Pattern, ...] = (
         expression=r"uncorrectable ECC error|ECCUncorrectable|ECC_UNCORRECTABLE|uncorrectable (?:memory|SRAM"
         r"|DRAM|HBM)\w* error"
         r"|double[- ]bit (?:ECC )?error|\bDBE\b.{0,30}(?:detected|error|[1-9]\d*\b)",
+        counted=True,
     ),
     pattern(
         "gpu_lost",
@@ -55,18 +63,21 @@ HARDWARE_PATTERNS: tuple[Pattern, ...] = (
         expression=r"fallen off the bus|GPU is lost|GPU lost|Unable to determine the device handle for (?:GPU"
         r"|gpu) ?(?P<device>[0-9a-fA-F:.]+)?"
         r"|GPU (?:reset required|requires reset)|GPU reset begin|GSP.{0,30}(?:timeout|RPC)",
+        counted=True,
     ),
     pattern(
         "gpu_rows",
         "remap|retired pages|page retirement",
         expression=r"row remapping failure|Remapping Failure Occurred\s*: ?Yes|(?:Retired pages"
         r"|Pending page).{0,40}(?:exceed|limit)|failed to remap",
+        counted=True,
     ),
     pattern(
         "gpu_amd",
         "amdgpu|hw exception|rocm",
         expression=r"amdgpu.{0,60}(?:uncorrectable|RAS.{0,20}(?:fatal|poison)|ring \w+ timeout|GPU reset)"
         r"|HW Exception by GPU node",
+        counted=True,
     ),
     pattern(
         "gpu_throttled",
@@ -142,16 +153,19 @@ HARDWARE_PATTERNS: tuple[Pattern, ...] = (
         r"|oom[-_]kill(?:er|ed| event|:|.{0,20}constraint)|OOMKilled"
         r"|Memory cgroup out of memory|Detected \d+ oom[-_]kill"
         r"|(?:error: (?P<host>[\w.-]+): )?task\w* (?P<rank>\d+): Out Of Memory",
+        counted=True,
     ),
     pattern(
         "machine_check",
         "machine check|hardware error|edac",
         expression=r"(?:mce|Machine Check)[^\n]{0,60}|\[Hardware Error\][^\n]{0,60}|EDAC \w+[^\n]{0,40}\bUE\b",
+        counted=True,
     ),
     pattern(
         "cpu_lockup",
         "lockup|rcu",
         expression=r"(?:soft|hard) lockup[^\n]{0,40}|rcu\w*[^\n]{0,30}(?:stall|self-detected)",
+        counted=True,
     ),
     pattern(
         "cpu_throttled",

@@ -127,5 +127,10 @@ NCCL_PATTERNS: tuple[Pattern, ...] = (
         "internal error|please report",
         expression=r"(?:NCCL.*)?internal error.{0,40}please report this issue|NCCL WARN .*[Ii]nternal error",
     ),
-    pattern("nvlink_error", "nvlink", expression=r"NVLink.{0,60}?(?:fatal|error|down|inactive|failure|lane)"),
+    pattern(
+        "nvlink_error",
+        "nvlink",
+        expression=r"NVLink.{0,60}?(?:fatal|error|down|inactive|failure|lane)",
+        counted=True,
+    ),
 )
