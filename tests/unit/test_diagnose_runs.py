@@ -162,3 +162,25 @@ def test_a_ring_that_is_none_is_named(content, tmp_path):
     (tmp_path / "job.log").write_text("step 1 loss 2.0\n")
     answer = diagnose_paths([tmp_path])
     assert [item.path for item in answer.unread] == [str(tmp_path / "a.ring")]
+
+
+@pytest.mark.parametrize("kind", ["compute_slow", "communication_slow", "imbalance", "healthy"])
+def test_rings_of_a_job_that_makes_steps_show_no_hang(kind, tmp_path):
+    """They were taken from ranks on their way, so that some are ahead."""
+    found = msgspec.structs.replace(SLOW, kind=kind)
+    run = run_of(tmp_path / "run", STARTED, found, ENDED)
+    put_rings(run / "findings" / "3", [(9, 6), (7, 6), (6, 6), (9, 9)])
+    bundles = Bundles(run, Retention(9, 1 << 30))
+    bundles.put_finding(found)
+    bundles.put_evidence("n1", EvidenceGiven(3, "m1", 1, stack='Thread 1 (idle): "MainThread"\n    wait (comm.py:3)\n'))
+    bundles.close()
+    answer = diagnose_paths([run])
+    assert not [finding.kind for finding in answer.findings if finding.kind.endswith("_hang")]
+    assert not answer.unread
+
+
+def test_a_process_that_stands_behind_the_others_is_no_gpu(tmp_path):
+    """keepstep's rings tell of calls of processes, with devices and without."""
+    run = run_of(tmp_path / "run", STARTED)
+    put_rings(run / "findings" / "3", [(7, 7), (7, 7), (7, 6), (7, 7), (8, 8)])
+    assert {finding.layer for finding in diagnose_paths([run]).findings} <= {"undetermined"}

@@ -10,7 +10,7 @@ from keepstep.diagnosis.group_progress import WORLD
 from keepstep.diagnosis.hang_words import listed
 from keepstep.diagnosis.inspected import diagnose_inspected, inspected_progress
 from keepstep.diagnosis.roll_call import diagnose_reporters, unclear_finding
-from keepstep.diagnosis.same_process import Remembered, are_of_two
+from keepstep.diagnosis.same_process import Remembered, are_of_two, are_of_two_starts
 from keepstep.diagnosis.stragglers import diagnose_tables
 from keepstep.diagnosis.trace_verdict import diagnose_trace
 from keepstep.diagnosis.wavefront import diagnose_hang
@@ -19,6 +19,7 @@ from keepstep.records.evidence import (
     Evidence,
     GroupProgress,
     Place,
+    Position,
     Reporter,
     StepTiming,
     Transfer,
@@ -75,7 +76,7 @@ def _hangs(
         then = [group for group in groups if group.moment == moment]
         moved = [transfer for transfer in transfers if transfer.moment == moment]
         reports = [item for item in given if isinstance(item, GroupProgress) and item.moment == moment]
-        strange = _two_worlds(reports) or _two_processes(reports)
+        strange = _two_worlds(reports) or _two_processes(reports) or _two_starts(then)
         if strange is not None:
             yield strange
             continue
@@ -118,6 +119,37 @@ def _two_processes(groups: Iterable[GroupProgress]) -> Finding | None:
                     return _not_told_apart(position.rank, path, group.path)
             others.append((position.remembered, group.path))
     return None
+
+
+def _two_starts(groups: Iterable[GroupProgress]) -> Finding | None:
+    """The finding that dumps do not belong together: what one member of a group finished another never called, and
+    they were at work at different times."""
+    members: dict[tuple[str, tuple[int, ...]], list[tuple[Position, GroupProgress]]] = {}
+    for group in groups:
+        if (group.ranks or group.description == WORLD) and not group.snapshot:
+            members.setdefault((group.group, group.ranks), []).extend((one, group) for one in group.positions)
+    for pairs in members.values():
+        furthest = max(pairs, key=lambda pair: pair[0].finished or 0)
+        last = min(pairs, key=lambda pair: pair[0].queued or 0)
+        for position, group in pairs:
+            for other, beside in (furthest, last):
+                if are_of_two_starts(position, other):
+                    paths = sorted({group.path, beside.path})
+                    return _of_two_starts(sorted((position.rank, other.rank)), paths)
+    return None
+
+
+def _of_two_starts(ranks: Sequence[int], paths: Sequence[str]) -> Finding:
+    return Finding(
+        kind="undetermined",
+        confidence=0.3,
+        evidence=(
+            f"these are files of two jobs, or of two starts of one: of {listed(ranks)} one finished collectives that "
+            "the other never called, and they made all their calls at different times",
+            *paths,
+        ),
+        next_probe="the files of each job in a directory of their own",
+    )
 
 
 def _not_told_apart(rank: int, *paths: str) -> Finding:

@@ -9,11 +9,14 @@ import msgspec
 
 from keepstep.records.evidence import CollectiveRecord, GroupProgress, Position, Signature, Transfer
 
-__all__ = ["WORLD", "merged", "progress_of"]
+__all__ = ["WORLD", "is_rooted", "merged", "progress_of", "with_failed_open"]
 
 WORLD = "default_pg"
 """What torch calls the group of all ranks."""
 _MOST_RANKS = 1 << 20
+
+_EARLY = ("broadcast", "reduce", "gather", "scatter")
+"""Operations that one member may finish although others have not come."""
 
 _WRAP = 1 << 31
 """Two counters of one group further apart than this: the smaller one has wrapped at 32 bits."""
@@ -30,6 +33,44 @@ def merged(groups: Iterable[GroupProgress]) -> tuple[GroupProgress, ...]:
     for group in groups:
         named[(group.group, group.kinds)].append(group)
     return tuple(_joined(same) for reports in named.values() for same in _by_members(reports))
+
+
+def with_failed_open(groups: Iterable[GroupProgress]) -> tuple[tuple[GroupProgress, ...], dict[int, str]]:
+    """The groups with failed operations as unfinished ones, and of which group each rank's newest one failed.
+
+    Gloo takes back an operation that failed like one that succeeded. None succeeds that a member did not call, so one
+    that is finished on some members and not called on another has failed. Where nobody waits, nothing stands still.
+    """
+    given = tuple(groups)
+    if not any(group.failed_counts and _waits(position) for group in given for position in group.positions):
+        return given, {}
+    failed: dict[int, str] = {}
+    opened = []
+    for group in given:
+        reached = min((position.queued for position in group.positions if position.queued is not None), default=0)
+        positions = []
+        for position in group.positions:
+            if group.failed_counts and position.finished == reached + 1 and not _may_end_early(position, reached + 1):
+                position = msgspec.structs.replace(position, finished=reached)
+                failed[position.rank] = group.group
+            positions.append(position)
+        opened.append(msgspec.structs.replace(group, positions=tuple(positions)))
+    return tuple(opened), failed
+
+
+def _waits(position: Position) -> bool:
+    return position.queued is not None and position.finished is not None and position.queued > position.finished
+
+
+def _may_end_early(position: Position, sequence: int) -> bool:
+    """Whether the operation is one that a member may finish alone, or of an unknown kind."""
+    signature = position.signatures.get(sequence)
+    return signature is None or is_rooted(signature)
+
+
+def is_rooted(signature: Signature) -> bool:
+    """Whether one member may finish the operation although others have not come."""
+    return signature.op.strip("_").startswith(_EARLY) and "reduce_scatter" not in signature.op
 
 
 def _by_members(reports: list[GroupProgress]) -> list[list[GroupProgress]]:
@@ -121,6 +162,7 @@ def _joined(same: list[GroupProgress]) -> GroupProgress:
         positions=_unwrapped(tuple(positions.values())),
         description=description,
         members_known=named and all(group.members_known for group in same),
+        by_device=all(group.by_device for group in same),
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 from keepstep.diagnosis.waiting import Blocker
 
-__all__ = ["about", "listed", "title"]
+__all__ = ["about", "counted", "listed", "title", "waiting"]
 
 _SHOWN = 12
 
@@ -18,6 +18,16 @@ def listed(ranks: Collection[int]) -> str:
     ordered = sorted(ranks)
     shown = ", ".join(map(str, ordered[:_SHOWN])) + (", ..." if len(ordered) > _SHOWN else "")
     return f"rank {shown}" if len(ordered) == 1 else f"ranks {shown}"
+
+
+def waiting(ranks: Collection[int]) -> str:
+    """`rank 3 waits`, `ranks 0, 1 wait`."""
+    return f"{listed(ranks)} {'waits' if len(ranks) == 1 else 'wait'}"
+
+
+def counted(ranks: Collection[int]) -> str:
+    """`1 rank waits`, `4 ranks wait`."""
+    return "1 rank waits" if len(ranks) == 1 else f"{len(ranks)} ranks wait"
 
 
 def title(blocker: Blocker) -> str:
@@ -40,7 +50,7 @@ def title(blocker: Blocker) -> str:
 
 def about(blocker: Blocker, ranks: Sequence[int]) -> str:
     """Who waits in the operation, and how far `ranks` are from it."""
-    start = f"{title(blocker)}: {listed(blocker.waiters)} wait in it"
+    start = f"{title(blocker)}: {waiting(blocker.waiters)} in it"
     absent = [rank for rank in ranks if rank in blocker.missing]
     if blocker.group is None or not absent:
         return f"{start}; {listed(absent)} did not come" if absent else start

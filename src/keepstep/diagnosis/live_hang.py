@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 import numpy as np
 
+from keepstep.diagnosis.hang_words import counted
 from keepstep.diagnosis.live_links import dead_links, held_by_links
 from keepstep.diagnosis.live_progress import fresh, group_progress, odd_one, slow_pairs, transfers
 from keepstep.diagnosis.live_state import Seen, Verdict, Watch
@@ -117,7 +118,7 @@ def _origins(watch: Watch, finding: Finding, *, now: float, limit: float) -> Ite
             layer="storage" if "saves" in excuse else "application",
             victims=finding.victims,
             confidence=0.8,
-            evidence=(f"rank {rank} {excuse}; {len(finding.victims)} ranks wait for it", *finding.evidence[:3]),
+            evidence=(f"rank {rank} {excuse}; {counted(finding.victims)} for it", *finding.evidence[:3]),
             next_probe=f"nothing yet: stacks of rank {rank}, if it lasts",
         )
         yield Verdict(key="busy:" + key, since=watch.history.done + 1, finding=busy)

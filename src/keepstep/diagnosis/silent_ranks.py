@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from keepstep.diagnosis.hang_words import listed, title
+from keepstep.diagnosis.hang_words import listed, title, waiting
 from keepstep.diagnosis.waiting import WaitGraph
 from keepstep.records.evidence import Reporter
 from keepstep.records.finding import Finding, Suspect
@@ -55,7 +55,7 @@ def _silent(
     graph: WaitGraph, silent: list[int], *, indices: list[int], notes: dict[int, Reporter], others: bool
 ) -> Finding:
     evidence = [
-        f"{title(graph.blockers[index])}: {listed(graph.blockers[index].waiters)} wait in it" for index in indices[:4]
+        f"{title(graph.blockers[index])}: {waiting(graph.blockers[index].waiters)} in it" for index in indices[:4]
     ]
     evidence.append(f"nothing was reported by {listed(silent)}")
     evidence += [f"rank {rank}: {notes[rank].state}. {notes[rank].detail}" for rank in silent if rank in notes]

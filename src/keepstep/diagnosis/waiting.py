@@ -15,15 +15,13 @@ import numpy as np
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
+from keepstep.diagnosis.group_progress import is_rooted
 from keepstep.records.evidence import GroupProgress, Position, Transfer, TransferCount
 
 __all__ = ["Blocker", "WaitGraph", "is_lost_between_two", "wait_graph"]
 
 _MOST_FRONTIERS = 16
 """Different oldest operations of one group that are looked at one by one; a hang has few."""
-
-_ROOTED = ("broadcast", "reduce", "gather", "scatter")
-"""Operations that one member may finish although others have not come."""
 
 _UNKNOWN = -(1 << 62)
 
@@ -278,7 +276,7 @@ def _is_rooted(blocker: Blocker) -> bool:
     for position in blocker.group.positions:
         signature = position.signatures.get(blocker.sequence)
         if signature is not None:
-            return signature.op.strip("_").startswith(_ROOTED) and "reduce_scatter" not in signature.op
+            return is_rooted(signature)
     return False
 
 

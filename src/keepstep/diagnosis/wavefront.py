@@ -8,10 +8,12 @@ reached and nobody finishes (`communication_hang`), ranks that wait for each oth
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from keepstep.diagnosis.group_progress import merged
-from keepstep.diagnosis.hang_words import about, listed, title
+import msgspec
+
+from keepstep.diagnosis.group_progress import merged, with_failed_open
+from keepstep.diagnosis.hang_words import about, counted, listed, title
 from keepstep.diagnosis.mismatch import mismatches
 from keepstep.diagnosis.silent_ranks import silent_findings
 from keepstep.diagnosis.waiting import Blocker, WaitGraph, is_lost_between_two, wait_graph
@@ -22,6 +24,9 @@ __all__ = ["diagnose_hang"]
 
 _MOST_ORIGINS = 8
 """More origins than this (and more than a quarter of the ranks): the data do not single anybody out."""
+_SURE_BESIDE_FAILURES = 0.8
+_SURE_OF_A_PROCESS = 0.6
+"""At most, where a process and not a device should have worked off what it queued."""
 
 
 def diagnose_hang(
@@ -37,7 +42,7 @@ def diagnose_hang(
     `transfers` are point-to-point operations that are not finished, `counts` say how many are. `reporters` add evidence
     about ranks that were empty or absent; `places` let several ranks of one node become one finding.
     """
-    joined = merged(groups)
+    joined, failed = with_failed_open(merged(groups))
     graph = wait_graph(joined, transfers, counts=counts)
     notes = {reporter.rank: reporter for reporter in reporters if reporter.rank is not None}
     wrong = mismatches(joined)
@@ -60,7 +65,22 @@ def diagnose_hang(
             findings.append(_circle(graph, ranks, blockers=blockers))
     findings += _origins(graph, origins, notes=notes, places=list(places))
     findings += silent_findings(graph, silent, notes=notes, others=bool(findings))
+    findings = [_with_failures(finding, failed) for finding in findings]
     return tuple(sorted(findings, key=lambda finding: -finding.confidence))
+
+
+def _with_failures(finding: Finding, failed: Mapping[int, str]) -> Finding:
+    """The finding with what is said of operations that look finished and failed."""
+    if not failed:
+        return finding
+    groups = ", ".join(sorted(set(failed.values())))
+    said = (
+        f"the newest operation of {listed(failed)} in group {groups} counts as finished in the dump and has failed: "
+        "Gloo takes back both, and not all members called it"
+    )
+    return msgspec.structs.replace(
+        finding, confidence=min(finding.confidence, _SURE_BESIDE_FAILURES), evidence=(*finding.evidence, said)
+    )
 
 
 def _is_of(blocker: Blocker, names: set[str | None]) -> bool:
@@ -106,13 +126,15 @@ def _origin(graph: WaitGraph, ranks: list[int], *, notes: dict[int, Reporter], n
     stuck = [graph.blockers[graph.stuck[rank]] for rank in ranks if rank in graph.stuck]
     needed = [blocker for blocker in graph.blockers if set(ranks) & set(blocker.missing)]
     victims = graph.victims_of(ranks)
+    cut = any(rank in notes and notes[rank].state == "truncated" for rank in ranks)
+    device = any(blocker.group is None or blocker.group.by_device for blocker in stuck)
     evidence = [about(blocker, ranks) for blocker in needed[:3]]
     for rank in ranks:
         if rank in graph.stuck:
             blocker = graph.blockers[graph.stuck[rank]]
             evidence.append(
                 f"{title(blocker)}: {listed(blocker.passed)} finished it, rank {rank} queued it too and has not: "
-                "its device stopped working it off"
+                f"its {'device' if device else 'process'} stopped working it off"
             )
         else:
             evidence.append(f"rank {rank} waits for nothing that these data show")
@@ -120,7 +142,7 @@ def _origin(graph: WaitGraph, ranks: list[int], *, notes: dict[int, Reporter], n
             evidence.append(
                 f"the report of rank {rank} is {notes[rank].state}. {notes[rank].detail}".rstrip(". ") + "."
             )
-    evidence.append(f"{len(victims)} ranks wait for it, directly or through other groups: {listed(victims)}")
+    evidence.append(f"{counted(victims)} for it, directly or through other groups: {listed(victims)}")
     doubt = 0.15 if any(blocker.silent for blocker in graph.blockers) else 0.0
     if needed and all(set(ranks) & set(blocker.perhaps) for blocker in needed):
         doubt += 0.15
@@ -128,19 +150,20 @@ def _origin(graph: WaitGraph, ranks: list[int], *, notes: dict[int, Reporter], n
             "it has finished transfers like this one, and the dumps do not go back to the first: whether this one is "
             "among them they do not say"
         )
+    doubt += 0.15 if cut else 0.0
     if any(blocker.group is not None and blocker.group.snapshot for blocker in needed):
         doubt += 0.25
         evidence.append("counts of one moment: whether they still move tells a slow rank from one that stands still")
     return Finding(
         kind="noncommunication_hang",
-        layer="hardware_gpu" if stuck else "undetermined",
+        layer="hardware_gpu" if device and not cut else "undetermined",
         suspects=((Suspect(node=node),),) if node is not None else tuple((Suspect(rank=rank),) for rank in ranks),
         victims=victims,
-        confidence=(0.9 if needed else 0.65) - doubt,
+        confidence=min(0.9 if needed else 0.65, _SURE_OF_A_PROCESS if stuck and not device else 1.0) - doubt,
         evidence=tuple(evidence),
         next_probe=(
             f"stack of {listed(ranks)} (py-spy dump), and the state, Xid messages and utilisation of its device"
-            if stuck
+            if device
             else f"stack of {listed(ranks)} (py-spy dump): what does it do instead of the collective?"
         ),
     )
@@ -174,7 +197,7 @@ def _end_at_operation(graph: WaitGraph, index: int) -> Finding:
         confidence=0.4 if unsure else 0.6 if sure else 0.5,
         evidence=(
             f"{title(blocker)}: all {'' if sure else 'known '}members have queued it, "
-            f"{len(blocker.waiters)} wait in it, "
+            f"{len(blocker.waiters)} {'waits' if len(blocker.waiters) == 1 else 'wait'} in it, "
             + (f"only {listed(blocker.passed)} finished it" if blocker.passed else "none has finished it"),
             *(() if sure else ("the data do not name its members: one without a report may be missing",)),
             "no rank is behind another one: sequence numbers cannot tell its members and their links apart",
@@ -190,6 +213,7 @@ def _lost_between_two(graph: WaitGraph, index: int) -> Finding:
     transfer = blocker.transfer
     source, destination = (done, waiting) if transfer is None else (transfer.source, transfer.destination)
     received = done == destination
+    worker = "device" if blocker.group is None or blocker.group.by_device else "process"
     return Finding(
         kind="communication_hang",
         layer="undetermined",
@@ -201,10 +225,10 @@ def _lost_between_two(graph: WaitGraph, index: int) -> Finding:
         evidence=(
             f"{title(blocker)}: rank {done} has finished it{', and no later one' if transfer is None else ''}; "
             f"rank {waiting} waits in it",
-            f"rank {done} has all of it: the device of rank {waiting} stopped working it off"
+            f"rank {done} has all of it: the {worker} of rank {waiting} stopped working it off"
             if received
             else f"what rank {source} sent did not reach the call of rank {destination}: its sending, the link, or the "
-            "receiving (a device that stopped would look the same)",
+            f"receiving (a {worker} that stopped would look the same)",
         ),
         next_probe=f"transfer from rank {source} to rank {destination}; stack of rank {waiting}, counters of both",
     )

@@ -114,6 +114,7 @@ def _entry(entry: dict[Any, Any], memberships: dict[str, Membership]) -> Entry |
         queued=queued,
         timeout_s=timeout,
         stack=() if finished else _stack(entry.get("frames")),
+        backend=backend,
     )
 
 

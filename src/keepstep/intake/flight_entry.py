@@ -41,3 +41,5 @@ class Entry:
     timeout_s: float | None
     stack: tuple[Frame, ...]
     """Of what is not finished; else empty."""
+    backend: str = ""
+    """Which library does it, such as `nccl` or `gloo`."""

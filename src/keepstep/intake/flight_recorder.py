@@ -156,7 +156,10 @@ def _progress(
             mixed.add(entry.group)
         else:
             by_group.setdefault(entry.group, []).append(entry)
+    backends = {entry.group: entry.backend for entry in entries}
+    everywhere = set(backends.values())
     for name, membership in memberships.items():
+        gloo = (backends[name] == "gloo") if name in backends else everywhere == {"gloo"}
         mine = by_group.get(name, [])
         if not mine and (membership.queued is None or name in mixed):
             continue
@@ -169,6 +172,8 @@ def _progress(
             ranks=membership.ranks,
             positions=(position,),
             description=membership.description,
+            by_device=not gloo,
+            failed_counts=gloo,
             path=path,
         )
 
@@ -186,6 +191,8 @@ def _position(rank: int, entries: list[Entry], *, membership: Membership, counts
         finished = oldest.sequence - 1
     elif sequences:
         finished = max(sequences)
+        if counts and membership.finished is not None:
+            finished = max(finished, membership.finished)
     started = [entry.sequence for entry in entries if entry.started or entry.finished]
     dated = [(entry.sequence, entry.queued) for entry in entries if entry.queued is not None]
     newest = sorted(entries, key=lambda entry: (not entry.finished, entry.sequence))[-_REMEMBERED - len(unfinished) :]

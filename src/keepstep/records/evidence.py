@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from keepstep.records.timing_table import TimingTable
 
 __all__ = [
+    "MAY_BE_CAUGHT",
     "CollectiveRecord",
     "Evidence",
     "Frame",
@@ -31,6 +32,20 @@ __all__ = [
     "TransferCount",
     "Unread",
 ]
+
+MAY_BE_CAUGHT = frozenset(
+    {
+        "exception",
+        "gpu_memory",
+        "storage_error",
+        "file_damaged",
+        "too_many_files",
+        "wrong_address",
+        "loader_worker",
+        "peer_closed",
+    }
+)
+"""Kinds of log events after which a program may go on; with the step before them as `after_step`, if one was told."""
 
 ReporterState = Literal["present", "empty", "truncated", "duplicate", "absent", "dead", "behind", "failed", "unclear"]
 """present: said something; empty: answered without content; truncated: cut off; duplicate: reported twice, kept once;
@@ -120,6 +135,10 @@ class GroupProgress(msgspec.Struct, frozen=True, kw_only=True):
     """How many members it has, where a report does not name them."""
     members_known: bool = True
     """Whether `ranks` are all members; if not, they are only those that spoke."""
+    by_device: bool = True
+    """Whether devices work its operations off; if not, the processes do, as with Gloo."""
+    failed_counts: bool = False
+    """Whether an operation that failed counts as finished, as in dumps of Gloo."""
     moment: str = ""
     """Of which moment it tells, where there are several of one job: numbers of two moments are not compared."""
     path: str = ""

@@ -18,9 +18,10 @@ import msgspec
 from keepstep.records.events import Finding
 from keepstep.records.watch_messages import EvidenceGiven
 
-__all__ = ["BUNDLES_FOLDER", "Bundles", "Retention", "trim_bundles"]
+__all__ = ["BUNDLES_FOLDER", "FINDING_FILE", "Bundles", "Retention", "trim_bundles"]
 
 BUNDLES_FOLDER = "findings"
+FINDING_FILE = "finding.json"
 _MOST_RING_BYTES = 1 << 30
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
 _log = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ class Bundles:
     def put_finding(self, finding: Finding) -> None:
         """Keep the newest word on a finding."""
         data = msgspec.json.format(msgspec.json.encode(finding), indent=2) + b"\n"
-        self._submit(finding.number, "finding.json", data=data)
+        self._submit(finding.number, FINDING_FILE, data=data)
 
     def put_evidence(self, node: str, piece: EvidenceGiven) -> None:
         """Keep what an agent gave. Names that are no names are refused."""

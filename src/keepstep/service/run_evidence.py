@@ -14,7 +14,7 @@ from keepstep.records.finding import Finding, Suspect
 from keepstep.records.incident import PHASES, Incident
 from keepstep.records.lifecycle import JobEnded, JobStarted, StepProgress
 from keepstep.records.ring import GroupState, decode_ring
-from keepstep.service.bundles import BUNDLES_FOLDER
+from keepstep.service.bundles import BUNDLES_FOLDER, FINDING_FILE
 from keepstep.service.run_directory import is_running
 from keepstep.store.journal import read_journal
 
@@ -22,6 +22,15 @@ __all__ = ["RING_READER", "RingReader", "findings_of_run", "in_its_moment"]
 
 _LARGEST_RING = 1 << 30
 _NEWEST = 4096
+_LARGEST_FINDING = 1 << 20
+_MOVING = frozenset({"compute_slow", "communication_slow", "imbalance", "state_divergence", "healthy"})
+"""Kinds of findings about a job that makes steps."""
+
+
+class _Kind(msgspec.Struct):
+    """All that is read of the finding of a bundle."""
+
+    kind: str = ""
 
 
 def findings_of_run(directory: Path) -> tuple[list[Finding], list[Unread]]:
@@ -137,6 +146,7 @@ class RingReader:
                     Position(rank=header.rank, queued=group.queued, started=group.started, finished=group.finished),
                 ),
                 size=group.size,
+                by_device=False,
                 moment=f"{path.parent}, generation {header.generation}",
                 path=str(path),
             )
@@ -146,10 +156,26 @@ RING_READER = RingReader()
 
 
 def in_its_moment(items: Iterable[Evidence], path: Path) -> Iterator[Evidence]:
-    """The evidence of a file; dumps in a bundle are of the moment at which its finding was made."""
+    """The evidence of a file; dumps in a bundle are of the moment at which its finding was made.
+
+    Rings, dumps and stacks of a finding with which training went on were taken from ranks on their way: that one of
+    them is behind another says nothing, so only what could not be read is passed on.
+    """
     bundled = path.parent.name.isdigit() and path.parent.parent.name == BUNDLES_FOLDER
+    moving = bundled and _kind_of_bundle(path.parent) in _MOVING
     for item in items:
+        if moving and not isinstance(item, Unread):
+            continue
         if bundled and isinstance(item, GroupProgress | Transfer | TransferCount) and not item.moment:
             yield msgspec.structs.replace(item, moment=str(path.parent))
         else:
             yield item
+
+
+def _kind_of_bundle(folder: Path) -> str:
+    """The kind of the finding that a bundle belongs to; empty where the bundle does not say."""
+    try:
+        with (folder / FINDING_FILE).open("rb") as file:
+            return msgspec.json.decode(file.read(_LARGEST_FINDING), type=_Kind).kind
+    except (OSError, msgspec.DecodeError):
+        return ""
