@@ -6,6 +6,7 @@ from collections import defaultdict
 
 import msgspec
 
+from keepstep.diagnosis.caught import Caught
 from keepstep.diagnosis.fault_lines import is_consequence, meaning_of
 from keepstep.diagnosis.fault_meaning import FaultLine, Strength
 from keepstep.diagnosis.log_case import LogCase, is_claim, quotation, rank_list, suspect_of, words
@@ -44,7 +45,8 @@ def causes_of(case: LogCase) -> list[Finding]:
     hard = [pair for pair in named_events(case, "hard") if not _recovered(case, pair[0])]
     if hard:
         return _by_layer(case, hard)
-    causes = [pair for pair in named_events(case, "cause") if not is_claim(pair[0])]
+    caught = Caught(case)
+    causes = [pair for pair in named_events(case, "cause") if not is_claim(pair[0]) and pair[0] not in caught]
     if not causes:
         return [_weaker(finding) for finding in _by_layer(case, _claims(case))]
     return [_first_of(case, causes)]
@@ -52,7 +54,8 @@ def causes_of(case: LogCase) -> list[Finding]:
 
 def symptoms_of(case: LogCase) -> list[Finding]:
     """What the logs show where no line names a cause: one `undetermined` finding (or a weak guess that says so)."""
-    seen = [pair for pair in named_events(case, "symptom") if _counts(case, pair[0])]
+    caught = Caught(case)
+    seen = [pair for pair in named_events(case, "symptom") if _counts(case, pair[0]) and pair[0] not in caught]
     if not seen:
         return []
     killed = [event for event, _ in seen if event.fields.get("signal") in ("SIGKILL", "SIGSEGV", "SIGBUS")]

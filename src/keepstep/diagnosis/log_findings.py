@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from keepstep.diagnosis.caught import Caught
 from keepstep.diagnosis.disagreements import calls_that_differ, fingerprint_findings, models_that_differ
 from keepstep.diagnosis.fault_causes import causes_of, named_events, symptoms_of
 from keepstep.diagnosis.log_case import LogCase, quotation, words
@@ -123,6 +124,7 @@ def _quiet(case: LogCase) -> Finding:
                 "no line speaks of a fault"
                 + (", and training ended" if ended else ", and steps go on to the end of the log"),
                 quotation(last),
+                *(f"training went on after it: {quotation(event)}" for event in Caught(case).errors()[:2]),
                 *(f"the scheduler ended the job: {quotation(event)}" for event in case.of("job_cancelled")[:1]),
             ),
             next_probe="" if ended else "if the job does stand still: stacks of all ranks, or Flight Recorder dumps",

@@ -14,6 +14,8 @@ _EXCEPTION = (
 )
 _OPTIONAL = re.compile(r"NCCL INFO|\bPlugin\b|libnccl-net|Could not load dynamic library|TF-TRT|\bdlerror\b")
 """Libraries that are looked for and used only if they are there."""
+_TRIED_AGAIN = re.compile(r"\b(?:retry(?:ing)?|retries|ignor\w+|suppress\w+)\b", re.IGNORECASE)
+"""Words before an error that tell what is done about it."""
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 _CLOCK = re.compile(r"^(?:(\d+):)?(\d+):(\d\d)$")
 
@@ -43,6 +45,7 @@ def _error(text: str, fields: dict[str, str]) -> dict[str, str] | None:
     if (
         re.search(r"\b(?:except|raise|import|class|ignor\w+|suppress\w+|retry\w*|retrying)\b", text)
         or "=" in fields["type"]
+        or _TRIED_AGAIN.search(text.partition(fields["type"])[0])
     ):
         return None
     return fields

@@ -27,7 +27,7 @@ from keepstep.intake.phase_text import PHASE_PATTERNS
 from keepstep.intake.reading import opened
 from keepstep.intake.stack_text import StackCollector
 from keepstep.intake.tracebacks import Tracebacks
-from keepstep.records.evidence import Evidence, LogEvent, Unread
+from keepstep.records.evidence import MAY_BE_CAUGHT, Evidence, LogEvent, Unread
 
 __all__ = ["MOST_OF_A_KIND", "READER", "LogReader", "rank_of_file"]
 
@@ -112,6 +112,10 @@ class _Reading:
         self._dull: dict[str, bool] = {}
         self._aside: dict[str, tuple[Line, int]] = {}
         self._lines = 0
+        self._last_put_off: Line | None = None
+        self._stepped: LogEvent | None = None
+        self._erred = False
+        self._after_errors: list[Line] = []
 
     def evidence(self) -> Iterator[Evidence]:
         with opened(self._path) as stream:
@@ -181,6 +185,8 @@ class _Reading:
 
     def _put_off(self, line: Line, shape: str) -> None:
         """Count a line that only tells of progress; the newest of its shape is looked at in the end."""
+        self._last_put_off = line
+        self._note_step(line)
         self._aside[shape] = (line, self._aside.get(shape, (line, 0))[1] + 1)
         if len(self._aside) > _MOST_SHAPES:
             self._aside.pop(next(iter(self._aside)))
@@ -199,7 +205,11 @@ class _Reading:
         return patterns
 
     def _put_aside(self) -> Iterator[LogEvent]:
-        """Events of the lines that were put aside: the newest of each shape."""
+        """Events of the lines that were put aside: the newest of each shape, and the first after each error."""
+        for line in self._after_errors:
+            told = dict(events_of(_INDEX.fitting(line.text), line.text)).get("step_progress")
+            if told is not None:
+                yield self._event("step_after_error", told, line=line, speaker=speaker_of(line.text))
         for line, count in sorted(self._aside.values(), key=lambda item: item[0].number):
             speaker = speaker_of(line.text)
             for kind, fields in events_of(_INDEX.fitting(line.text), line.text):
@@ -210,6 +220,9 @@ class _Reading:
         """The event with the identity that the line, the fields and the file's name give, in this order."""
         if kind == "exception":
             fields = fields | self._traces.stack_for(line)
+        if kind in MAY_BE_CAUGHT:
+            self._erred = True
+            fields = fields | ({"after_step": step} if (step := self._step_before()) else {})
         if speaker.local is not None:
             fields = fields | {"local": str(speaker.local)}
         if self._pasted.prose:
@@ -217,7 +230,7 @@ class _Reading:
         rank = speaker.rank
         if rank is None and not kind.startswith(("note_", "phase_table")):
             rank = int(fields["rank"]) if fields.get("rank", "").isdigit() else self._file_rank
-        return LogEvent(
+        event = LogEvent(
             kind=kind,
             path=str(self._path),
             line=line.number,
@@ -228,6 +241,25 @@ class _Reading:
             wall=speaker.wall,
             fields={key: value if key in _LISTS else _cut(value, _LONGEST_FIELD) for key, value in fields.items()},
         )
+        if kind == "step_progress":
+            self._stepped = event
+            self._note_step(line)
+        return event
+
+    def _note_step(self, line: Line) -> None:
+        """Remember the first line of progress after an error: it tells whether training went on or began again."""
+        if self._erred:
+            self._erred = False
+            self._after_errors.append(line)
+
+    def _step_before(self) -> str:
+        """The newest step that was told so far; empty if none was."""
+        newest, line = self._stepped, self._last_put_off
+        if line is not None and (newest is None or newest.line < line.number):
+            told = dict(events_of(_INDEX.fitting(line.text), line.text)).get("step_progress")
+            if told is not None:
+                return told.get("step", "")
+        return newest.fields.get("step", "") if newest is not None else ""
 
     def _kept(self, event: LogEvent) -> Iterator[LogEvent]:
         """The event now, or later if there are too many of its kind."""
