@@ -140,7 +140,9 @@ def _next(finding: Finding) -> str:
     if finding.kind == "undetermined":
         return f"collect: {finding.next_probe}" if finding.next_probe else "collect logs and stacks of all ranks"
     if finding.kind == "healthy":
-        return finding.next_probe if finding.layer != "undetermined" and finding.next_probe else "nothing"
+        if finding.layer == "undetermined":
+            return f"nothing; to be certain: {finding.next_probe}" if finding.next_probe else "nothing"
+        return finding.next_probe or "nothing"
     return _ADVICE[finding.layer] if finding.kind != "imbalance" else "spread the work more evenly; exclude no node"
 
 

@@ -40,6 +40,8 @@ class Lateness:
     """Robust standard deviation of a single ratio around its member's median."""
     again: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
     """Members of which the table has some steps more than once."""
+    warm_up: float = 0.0
+    """How many times as long as usual the first step took that was left out; 0: none was."""
 
 
 def lateness_of(table: TimingTable) -> Lateness | None:
@@ -67,14 +69,14 @@ def lateness_of(table: TimingTable) -> Lateness | None:
     role, stage, by_role = _roles(table, members)
     times = _times_reported(counts, role)
     seconds = np.where(counts > 0, sums / times, np.nan)
-    seconds, steps = _without_warm_up(seconds, steps)
+    seconds, steps, warm_up = _without_warm_up(seconds, steps)
     ratio = np.full_like(seconds, np.nan)
     for number in np.unique(role):
         peers = role == number
         ratio[peers] = seconds[peers] / np.maximum(_lower_median(seconds[peers]), 1e-12)
     deviation = np.abs(ratio - _median(ratio, axis=1)[:, None])
     noise = 1.4826 * float(np.nanmedian(deviation)) if np.isfinite(deviation).any() else 0.0
-    return Lateness(members, steps, seconds, ratio, role, by_role, stage, noise, (times > 1).any(axis=1))
+    return Lateness(members, steps, seconds, ratio, role, by_role, stage, noise, (times > 1).any(axis=1), warm_up)
 
 
 def _times_reported(counts: npt.NDArray[np.int64], role: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -102,15 +104,15 @@ def runs_of(flags: npt.NDArray[np.bool_], gap: int) -> list[tuple[int, int]]:
     return [(int(first), int(last)) for first, last in zip(firsts, lasts, strict=True)]
 
 
-def _without_warm_up(seconds: _Matrix, steps: npt.NDArray[np.int64]) -> tuple[_Matrix, npt.NDArray[np.int64]]:
-    """The times without the first step, if that is far longer than the others on most members."""
+def _without_warm_up(seconds: _Matrix, steps: npt.NDArray[np.int64]) -> tuple[_Matrix, npt.NDArray[np.int64], float]:
+    """The times without the first step, if that is far longer than the others on most members; and how much longer."""
     if len(steps) < 5:
-        return seconds, steps
+        return seconds, steps, 0.0
     usual = float(np.nanmedian(seconds[:, 1:]))
     first = seconds[:, 0]
     if np.isfinite(first).any() and float(np.nanmedian(first)) > _WARM_UP * usual:
-        return seconds[:, 1:], steps[1:]
-    return seconds, steps
+        return seconds[:, 1:], steps[1:], float(np.nanmedian(first)) / max(usual, 1e-12)
+    return seconds, steps, 0.0
 
 
 def _roles(

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import msgspec
 import numpy as np
 
 from keepstep.diagnosis.lateness import Lateness, lateness_of, runs_of
+from keepstep.diagnosis.odd_times import in_one_unit, pauses_of, share_of
 from keepstep.diagnosis.slow_nodes import nodes_of, slow_node
 from keepstep.diagnosis.straggler_words import (
     Slow,
@@ -39,6 +41,11 @@ _STALL = 1.5
 _UNEVEN = 0.08
 """A noise above this, with no member that stands out: steps are uneven work."""
 _BY_CHANCE = 0.01
+_MOST_PAUSES = 6
+_SURE_OF_UNITS = 0.6
+_SURE_OF_WHOLE_STEPS = 0.5
+_WHOLE_STEPS = "whole steps only: in synchronous training all members show the slowest, so that this table hides it"
+_PHASES = "times of the phases of each member: forward, backward, data, communication"
 
 _ORDER = ("compute", "forward", "backward", "data", "checkpoint", "optimizer", "gc", "validation")
 """Phases that a member spends by itself, in which it cannot be held up by others; these decide first."""
@@ -57,22 +64,30 @@ def diagnose_tables(tables: Iterable[TimingTable]) -> tuple[Finding, ...]:
     show the slowest; time in communication counts only where nothing else is known, and then the other way round:
     who waits least is late.
     """
-    known = [(table, lateness) for table in tables if (lateness := _usable(table)) is not None]
+    united, other_units = in_one_unit(list(tables))
+    known = [(table, lateness) for table in united if (lateness := _usable(table)) is not None]
     if not known:
-        some = list(tables)
-        return (too_little(),) if some else ()
+        return (too_little(),) if united else ()
     found: list[Finding] = []
     own = [pair for pair in known if pair[0].phase not in ("step", *_SHARED)]
     for table, lateness in sorted(own, key=_rank_of_phase):
-        found += _of_phase(table, lateness)
+        found += _of_phase(table, lateness, share=share_of(table, known))
     if not _names_somebody(found):
         for table, lateness in known:
             if table.phase == "step":
                 found += _of_phase(table, lateness)
             elif table.phase in _SHARED and not _names_somebody(found):
                 found += _least_waiting(table, lateness)
-    named = _strongest(found)
-    return with_doubles_said(named or [_healthy(known)], known)
+    named = _strongest(found) or [_healthy(known)]
+    return with_doubles_said([_with_units_said(finding, other_units) for finding in named], known)
+
+
+def _with_units_said(finding: Finding, notes: tuple[str, ...]) -> Finding:
+    """The finding with what was said of units; the times behind it may then be others than they seem."""
+    if not notes:
+        return finding
+    sure = min(finding.confidence, _SURE_OF_UNITS)
+    return msgspec.structs.replace(finding, confidence=sure, evidence=(*finding.evidence, *notes))
 
 
 def _usable(table: TimingTable) -> Lateness | None:
@@ -99,8 +114,8 @@ def _strongest(findings: list[Finding]) -> list[Finding]:
     return named + [finding for finding in kept.values() if not finding.suspects]
 
 
-def _of_phase(table: TimingTable, lateness: Lateness) -> list[Finding]:
-    """Findings of one phase: nodes that are slow as a whole, then members."""
+def _of_phase(table: TimingTable, lateness: Lateness, *, share: float = 1.0) -> list[Finding]:
+    """Findings of one phase: nodes that are slow as a whole, then members. `share`: of the step that it takes."""
     if _share_of_step(table, lateness) < 0.01:
         return []
     found, there = _of_nodes(table, lateness)
@@ -113,7 +128,7 @@ def _of_phase(table: TimingTable, lateness: Lateness) -> list[Finding]:
     stall = common_stall(table, lateness, least=_STALL)
     if stall is not None:
         return [stall]
-    if _rotation(lateness) > 0.2 or lateness.noise > _UNEVEN:
+    if _rotation(lateness, share) > 0.2 or lateness.noise * share > _UNEVEN:
         return [imbalance(table, lateness, slow=[])]
     return [imbalance(table, lateness, slow=heavy)] if (heavy := _heavy_role(lateness)) else []
 
@@ -245,11 +260,14 @@ def _worth(slow: list[Slow]) -> bool:
     return any(item.ratio >= _LEAST_OF_MANY for item in slow)
 
 
-def _rotation(lateness: Lateness) -> float:
-    """Share of steps in which somebody is far behind the median, if no single member is it in most of them."""
+def _rotation(lateness: Lateness, share: float = 1.0) -> float:
+    """Share of steps in which somebody is far behind the median, if no single member is it in most of them.
+
+    Where a phase takes only a `share` of the step, being behind in it has to cost something of the step.
+    """
     filled = np.where(np.isfinite(lateness.ratio), lateness.ratio, 0.0)
     worst = filled.argmax(axis=0)
-    spiking = filled.max(axis=0) > max(_SPIKE, 1 + 5 * lateness.noise)
+    spiking = filled.max(axis=0) > max(_SPIKE, 1 + 5 * lateness.noise, 1 + _UNEVEN / max(share, 1e-6))
     if not spiking.any():
         return 0.0
     counts = np.bincount(worst[spiking], minlength=len(lateness.members))
@@ -292,11 +310,16 @@ def _least_waiting(table: TimingTable, lateness: Lateness) -> list[Finding]:
 def _healthy(known: list[tuple[TimingTable, Lateness]]) -> Finding:
     table, lateness = known[0]
     worst = float(np.nanmax(np.nanmedian(lateness.ratio, axis=1)))
+    whole = all(one.phase == "step" for one, _ in known)
+    pauses = [line for one, times in known for line in pauses_of(one, times, share=share_of(one, known))]
     return Finding(
         kind="healthy",
-        confidence=0.75,
+        confidence=_SURE_OF_WHOLE_STEPS if whole else 0.75,
         evidence=(
             f"{len(lateness.members)} members, {len(lateness.steps)} steps, phase {table.phase}: "
             f"the slowest member is usually {worst:.2f} times its peers, the noise of one step is {lateness.noise:.2f}",
+            *pauses[:_MOST_PAUSES],
+            *((_WHOLE_STEPS,) if whole else ()),
         ),
+        next_probe=_PHASES if whole else "",
     )

@@ -10,7 +10,7 @@ import msgspec
 
 from keepstep.errors import RecordError
 
-__all__ = ["items_of_torn_list", "parsed_json", "several_json"]
+__all__ = ["is_json_line", "items_of_torn_list", "parsed_json", "several_json"]
 
 _DAMAGE = (ValueError, RecursionError)
 
@@ -25,6 +25,14 @@ def parsed_json(content: bytes) -> Any:
         return json.loads(content.decode("utf-8", "replace"))
     except _DAMAGE as problem:
         raise RecordError(f"not JSON: {str(problem)[:100]}") from None
+
+
+def is_json_line(content: bytes) -> bool:
+    """Whether the first line is a whole JSON object, as in logs of one object a line."""
+    try:
+        return isinstance(json.loads(content.lstrip().split(b"\n", 1)[0].decode("utf-8", "replace")), dict)
+    except _DAMAGE:
+        return False
 
 
 def several_json(content: bytes) -> Iterator[Any]:

@@ -22,11 +22,12 @@ from keepstep.intake.table_files import DAMAGE, PARQUET, float_of, header_of, is
 from keepstep.records.evidence import Evidence, Unread
 from keepstep.records.timing_table import TimingTable
 
-__all__ = ["READER", "TimingReader"]
+__all__ = ["READER", "TimingReader", "without_times"]
 
 _MOST_PHASES = 64
 _LARGEST = 2**53
 _LONGEST_NAME = 60
+_SHOWN = 8
 _OF_A_LOG = re.compile(r"^\[|[=|]|^0x|:\d|^(?:INFO|WARN(?:ING)?|ERROR|DEBUG)\b")
 """What words of a log line have, and names of columns between spaces do not."""
 
@@ -64,6 +65,20 @@ class TimingReader:
 READER = TimingReader()
 
 
+def without_times(head: bytes) -> str:
+    """What to say of a text whose first line names members, and no column of times; empty if it is no such table."""
+    delimiter, names = header_of(head)
+    if delimiter == " " or len(names) < 2 or max(map(len, names)) > _LONGEST_NAME or meaning_of(names).useful:
+        return ""
+    if not any(map(is_member_name, names)) or not _has_numbers_below(head, names, delimiter=delimiter):
+        return ""
+    shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+    return (
+        f"a table ({shown}) without a column of times; known are names such as step_time_ms, compute_ms, forward, "
+        "backward, data_time, communication, seconds"
+    )
+
+
 def _is_table(head: bytes) -> bool:
     """Whether the first line names columns that we need, and the second has as many fields with a number among them."""
     delimiter, names = header_of(head)
@@ -71,6 +86,11 @@ def _is_table(head: bytes) -> bool:
         return False
     if len(names) < 2 or max(map(len, names)) > _LONGEST_NAME or not meaning_of(names).useful:
         return False
+    return _has_numbers_below(head, names, delimiter=delimiter)
+
+
+def _has_numbers_below(head: bytes, names: list[str], *, delimiter: str) -> bool:
+    """Whether the line after that of the names has as many fields, with a number among them."""
     lines = [line for line in head.decode("utf-8-sig", "replace").splitlines() if line.strip() and line[0] != "#"]
     if len(lines) < 2:
         return False
@@ -123,6 +143,21 @@ class _Rows:
     axes: dict[str, np.ndarray] = field(default_factory=dict)
     nodes: dict[int, str] = field(default_factory=dict)
 
+    def left_out(self, column: str, seconds: np.ndarray) -> Iterator[Unread]:
+        """What is to be said of values of a column that are no times: negative, infinite, or no number at all."""
+        known = np.isfinite(self.who) & np.isfinite(self.step)
+        bad = known & ((seconds < 0) | np.isinf(seconds))
+        good = known & np.isfinite(seconds) & (seconds >= 0)
+        if not known.any() or (good.any() and not bad.any()):
+            return
+        said = f"column {column}: {np.count_nonzero(bad)} of {np.count_nonzero(known)} values are negative or infinite"
+        if not good.any():
+            said = f"column {column}: none of its {np.count_nonzero(known)} values is a time"
+        elif gone := sorted(set(self.who[bad].tolist()) - set(self.who[good].tolist())):
+            shown = ", ".join(self.names[int(one)] if self.names else f"{one:.0f}" for one in gone[:_SHOWN])
+            said += f"; nothing is left of {shown}" + (", ..." if len(gone) > _SHOWN else "")
+        yield Unread(path=self.path, why=f"{said}. They were left out.")
+
     def timings(self, phase: str, column: str, *, seconds: np.ndarray, chosen: np.ndarray | None = None) -> TimingTable:
         """The table of one phase: `seconds` in the unit that the name of `column` says, of the `chosen` rows."""
         unit = unit_of(column)
@@ -144,7 +179,7 @@ class _Rows:
         )
 
 
-def _by_row(table: pa.Table, columns: Columns, *, path: str) -> Iterator[TimingTable]:
+def _by_row(table: pa.Table, columns: Columns, *, path: str) -> Iterator[TimingTable | Unread]:
     """Tables of the phases, from rows of one member and step each."""
     assert columns.member is not None
     who, names = _members(table, columns.member)
@@ -157,13 +192,16 @@ def _by_row(table: pa.Table, columns: Columns, *, path: str) -> Iterator[TimingT
     if columns.phase is not None and columns.whole is not None:
         words, said = _encoded(table.column(columns.phase))
         seconds = _numbers(table, columns.whole)
+        yield from rows.left_out(columns.whole, seconds)
         for number, word in enumerate(words[:_MOST_PHASES]):
             phase = "step" if word.lower() in ("step", "total", "iteration", "iter") else phase_of(word) or word[:60]
             yield rows.timings(phase, columns.whole, seconds=seconds, chosen=said == number)
         return
     wanted = ({columns.whole: "step"} if columns.whole else {}) | columns.phases
     for column, phase in wanted.items():
-        yield rows.timings(phase, column, seconds=_numbers(table, column))
+        seconds = _numbers(table, column)
+        yield from rows.left_out(column, seconds)
+        yield rows.timings(phase, column, seconds=seconds)
 
 
 def _nodes(table: pa.Table, name: str, *, who: np.ndarray) -> dict[int, str]:
@@ -188,9 +226,10 @@ def _running_number(who: np.ndarray) -> np.ndarray:
     return number
 
 
-def _by_member(table: pa.Table, columns: Columns, *, path: str) -> Iterator[TimingTable]:
+def _by_member(table: pa.Table, columns: Columns, *, path: str) -> Iterator[TimingTable | Unread]:
     step = _numbers(table, columns.step) if columns.step else np.arange(table.num_rows, dtype=np.float64)
     who = np.repeat(np.array(list(columns.members.values()), dtype=np.float64), table.num_rows)
     seconds = np.concatenate([_numbers(table, name) for name in columns.members])
     rows = _Rows(who, np.tile(step, len(columns.members)), path)
+    yield from rows.left_out("of a member", seconds)
     yield rows.timings("step", next(iter(columns.members)), seconds=seconds)

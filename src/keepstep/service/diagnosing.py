@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -19,8 +20,10 @@ from keepstep.intake.dumps import DUMP_READERS
 from keepstep.intake.health_text import READER as HEALTH_READER
 from keepstep.intake.log_text import READER as LOG_READER
 from keepstep.intake.pasted_text import fenced_blocks
-from keepstep.intake.reading import HEAD_BYTES, Reader, head_of
+from keepstep.intake.plain_json import is_json_line, parsed_json
+from keepstep.intake.reading import HEAD_BYTES, Reader, head_of, whole
 from keepstep.intake.timings import READER as TIMINGS
+from keepstep.intake.timings import without_times
 from keepstep.records.evidence import Evidence, LogEvent, StackSample, Unread
 from keepstep.records.finding import Finding, Suspect
 from keepstep.records.finding_words import ranks_of
@@ -40,8 +43,12 @@ _MOST_RECORDS = 2_000_000
 _MOST_TABLE_ROWS = 50_000_000
 _MOST_IN_DOUBT = 0.6
 """Confidence where the files may be of two jobs."""
+_LONGEST_JSON = 64 << 20
 _TELL_BYTES = 64 << 20
 _TELL_FILES = 500
+
+_JSON = re.compile(rb'\s*(?:\{\s*["}]|\[\s*[\[{"])')
+"""How JSON begins; a name in brackets begins many lines of logs."""
 
 _Tell = Callable[[str], None]
 _Item = TypeVar("_Item")
@@ -122,6 +129,14 @@ class _Gathered:
                 if reader is not LOG_READER and _is_text(head):
                     continue
                 break
+            if (
+                reader is LOG_READER
+                and self._says_nothing(before[1])
+                and (why := _no_log(path, head, refusals=refusals))
+            ):
+                del self.events[before[1] :]
+                self.unread.append(Unread(path=str(path), why=why))
+                return
             self.read.append((str(path), reader.name))
             lines_of_a_log = len(head) < HEAD_BYTES or head.lstrip()[:1] == b"{"
             if reader is TIMINGS and lines_of_a_log and _is_text(head):
@@ -130,6 +145,10 @@ class _Gathered:
                 self._read_pasted(path)
             return
         self.unread.append(Unread(path=str(path), why="; ".join(refusals) or "no format that is known here"))
+
+    def _says_nothing(self, first: int) -> bool:
+        """Whether no event from the `first` on tells more than that lines were read."""
+        return all(event.kind == "log_read" for event in self.events[first:])
 
     def _read_pasted(self, path: Path) -> None:
         """Dumps and tables pasted into a document, each block as if it were a file."""
@@ -171,6 +190,21 @@ class _Gathered:
 
 def _is_text(head: bytes) -> bool:
     return LOG_READER.recognises(Path("text"), head)
+
+
+def _no_log(path: Path, head: bytes, *, refusals: list[str]) -> str:
+    """Why a text in which no line says anything is no log: a table or JSON that cannot be used; "" if it is one."""
+    if refusals or (said := without_times(head)):
+        return "; ".join(refusals) or said
+    if not _JSON.match(head) or is_json_line(head):
+        return ""
+    try:
+        parsed_json(whole(path, limit=_LONGEST_JSON)[0])
+    except RecordError as error:
+        return f"JSON that cannot be read: {error.what}"
+    except OSError as error:
+        return _reason(error)
+    return ""
 
 
 def _reason(error: BaseException) -> str:
