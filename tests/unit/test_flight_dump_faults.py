@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
+import pytest
+
+from keepstep.service import flight_dumps
 from keepstep.service.environment import training_environment
 from keepstep.service.flight_dumps import ask_for_dump, dump_environment, dump_of
 
@@ -32,3 +36,18 @@ def test_what_a_person_has_set_is_kept(tmp_path: Path) -> None:
         {"TORCH_FR_BUFFER_SIZE": "7"}, {}, run_id="j", own={}, master_port=None, unless_set=dump_environment(tmp_path)
     )
     assert made["TORCH_FR_BUFFER_SIZE"] == "7" and made["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1"
+
+
+@pytest.mark.parametrize(("installed", "old"), [("2.13.0+cpu", False), ("2.6.0", True), (None, False), ("dev", False)])
+def test_torch_is_told_the_name_that_it_knows(
+    installed: str | None, old: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Newer ones warn of the old name, in the log of every process."""
+
+    def version(_: str) -> str:
+        if installed is None:
+            raise PackageNotFoundError
+        return installed
+
+    monkeypatch.setattr(flight_dumps, "version", version)
+    assert ("TORCH_NCCL_TRACE_BUFFER_SIZE" in dump_environment(tmp_path)) is old

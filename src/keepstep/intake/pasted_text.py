@@ -14,6 +14,7 @@ LONGEST_BLOCK = 8 << 20
 """Characters of a JSON document pasted into other text; a longer one is read as lines only."""
 
 _MOST_BLOCKS = 64
+_REMARKS = 2
 _ONE_LINE = ('"test_categories"', '"ifname"', '"/sys/')
 _FENCE = re.compile(r"^\s{0,3}(~{3,}|`{3,})")
 _HEADING = re.compile(r"^#{1,6} \S")
@@ -25,6 +26,8 @@ class PastedText:
     def __init__(self, path: Path) -> None:
         """Only files that look like Markdown have prose: by name, or by a heading above the first fence."""
         self._markdown = path.suffix.lower() in (".md", ".markdown", ".rst")
+        self._named = self._markdown
+        self._remarks = 0
         self._fence = ""
         self._front = False
         self._depth = 0
@@ -41,16 +44,16 @@ class PastedText:
 
     def heeds(self, text: str) -> bool:
         """Whether a line changes what the next lines are."""
-        return bool(_FENCE.match(text) or _HEADING.match(text)) or text.strip() == "---"
+        return bool(_FENCE.match(text)) or text.startswith("#") or text.strip() == "---"
 
     def feed(self, line: Line) -> tuple[int, bytes] | None:
         """A JSON document that is complete with this line: its first line's number and its bytes."""
-        self.skips = self._front_matter(line)
+        self.skips = self._front_matter(line) or self._is_remark(line)
         fence = _FENCE.match(line.text)
         if fence and (not self._fence or fence[1].startswith(self._fence)):
             self._fence = "" if self._fence else fence[1]
             self.skips = True
-        elif _HEADING.match(line.text) and not self._fence:
+        elif _HEADING.match(line.text) and not self._fence and self._remarks < _REMARKS:
             self._markdown = True
         self.prose = self._markdown and not self._fence
         return None if self.skips or self.prose else self._json(line)
@@ -59,6 +62,16 @@ class PastedText:
         """What was begun and not ended: nothing that can be read."""
         self._block, self._depth = [], 0
         return None
+
+    def _is_remark(self, line: Line) -> bool:
+        """Lines that begin with `#`, in a file whose first two do: remarks of a script or of settings, no headings."""
+        if self._named or not line.text.startswith("#"):
+            return False
+        if line.number <= _REMARKS:
+            self._remarks += _REMARKS if line.text.startswith("#!") else 1
+        if self._remarks >= _REMARKS:
+            self._markdown = False
+        return self._remarks >= _REMARKS
 
     def _front_matter(self, line: Line) -> bool:
         """Lines between `---` at the very top say how a file was filed, not what happened."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 __all__ = ["DUMPS_FOLDER", "ask_for_dump", "dump_environment", "dump_of"]
@@ -18,6 +19,7 @@ _PREFIX = "flight_"
 _PIPE_PREFIX = "pipe_"
 _ENTRIES = "2000"
 _MOST_BYTES = 32 << 20
+_NEW_NAME = (2, 7)
 
 
 def dump_environment(run: Path) -> dict[str, str]:
@@ -25,12 +27,21 @@ def dump_environment(run: Path) -> dict[str, str]:
     folder = run.absolute() / DUMPS_FOLDER
     return {
         "TORCH_FR_BUFFER_SIZE": _ENTRIES,
-        "TORCH_NCCL_TRACE_BUFFER_SIZE": _ENTRIES,
+        **({"TORCH_NCCL_TRACE_BUFFER_SIZE": _ENTRIES} if _knows_only_the_old_name() else {}),
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
         "TORCH_FR_DUMP_TEMP_FILE": str(folder / _PREFIX),
         "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": str(folder / _PREFIX),
         "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": str(folder / _PIPE_PREFIX),
     }
+
+
+def _knows_only_the_old_name() -> bool:
+    """Whether the installed torch is older than `TORCH_FR_BUFFER_SIZE`; newer ones warn of the old name."""
+    try:
+        major, minor = version("torch").split(".")[:2]
+        return (int(major), int(minor)) < _NEW_NAME
+    except (PackageNotFoundError, ValueError):
+        return False
 
 
 def ask_for_dump(run: Path, rank: int) -> bool:
