@@ -69,6 +69,24 @@ def test_a_call_that_only_one_rank_made_blames_no_innocent_one(tmp_path):
     assert {"rank": 3} in suspects_of(findings)[0][0] and findings[0].confidence <= 0.8
 
 
+def test_a_dump_that_was_cut_off_anywhere_blames_nobody(tmp_path):
+    """Also between what was called last and what was finished last."""
+    status = {"0": {"last_enqueued_collective": 4, "last_started_collective": -1, "last_completed_collective": 4}}
+    dumps = job({})
+    for rank, made in dumps.items():
+        dumps[rank] = {
+            **{key: made[key] for key in ("version", "pg_config")},
+            "pg_status": status,
+            "entries": made["entries"],
+        }
+    folder = write(tmp_path / "d", dumps)
+    path = folder / "nccl_trace_rank_1"
+    content = path.read_bytes()
+    for size in range(20, len(content), 7):
+        path.write_bytes(content[:size])
+        assert not any(suspects_of(findings_of(folder))), size
+
+
 @pytest.mark.parametrize("as_json", [False, True])
 def test_counts_of_a_dump_that_was_cut_off_are_those_of_the_process(as_json, tmp_path):
     """`pg_status` comes before the entries, of which the newest are missing."""

@@ -33,12 +33,12 @@ def memberships_of(dump: dict[str, Any]) -> dict[str, Membership]:
         count = counts.get(name, {})
         queued = _whole(count.get("last_enqueued_collective"))
         finished = _whole(count.get("last_completed_collective"))
-        known = queued is not None and queued >= 0
+        known = queued is not None and queued >= 0 and finished is not None  # a dump may be cut off between the two
         found[name] = Membership(
             ranks=_ranks(names.get(name, {}).get("ranks")),
             description=_text(names.get(name, {}).get("desc", "")) or purposes.get(name, ""),
             queued=queued if known else None,
-            finished=(finished if finished is not None else -1) if known else None,
+            finished=finished if known else None,
         )
     return found
 

@@ -110,10 +110,10 @@ def _load(path: Path) -> tuple[dict[str, Any], bool]:
 
 
 def _whole_entries(entries: list[Any]) -> list[Any]:
-    """The entries without a last one that has fewer fields than the others: it was cut off."""
+    """The entries without a last one that was cut off: it has fewer fields than the others, or not those of its end."""
     if len(entries) > 1 and isinstance(entries[-1], dict) and isinstance(entries[0], dict):
         return entries[:-1] if len(entries[-1]) < len(entries[0]) else entries
-    return [] if entries and not (isinstance(entries[-1], dict) and "state" in entries[-1]) else entries
+    return entries if entries and isinstance(entries[-1], dict) and {"state", "retired"} <= entries[-1].keys() else []
 
 
 def _torn_config(content: bytes) -> dict[str, Any]:
