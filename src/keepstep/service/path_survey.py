@@ -44,18 +44,30 @@ def port_range(text: str) -> tuple[int, ...]:
 
 def survey(request: SurveyRequest, *, clock: Clock) -> Catalogue:
     """The catalogue, as of now. Raises TransportError where nobody listens, EnvironmentProblem where neither raw
-    sockets nor a sink and its token are there, or no switch tells where a packet died, UsageError for the method
-    round_trip without a token."""
-    if request.method == "round_trip" and not request.token:
-        remedy = "start `keepstep traffic sink` at the other end and give its --token-file"
-        raise UsageError("no token for a sink is given", remedy=remedy)
-    reached = handshakes(request.target, request.ports[:8], clock=clock)
-    if not reached.round_trip_s and not reached.silent:
-        raise EnvironmentProblem("all source ports are in use", remedy="give other --ports")
+    sockets nor a sink and its token are there, no switch tells where a packet died, or waiting cannot tell inside this
+    host; UsageError for the method round_trip without a token."""
     by_ttl = request.method == "ttl" or (request.method == "auto" and raw_allowed())
     if by_ttl and not raw_allowed():
         raise EnvironmentProblem("raw sockets are not allowed", remedy="run with CAP_NET_RAW, or --method round_trip")
+    if not by_ttl:
+        _check_waiting(request)
+    reached = handshakes(request.target, request.ports[:8], clock=clock)
+    if not reached.round_trip_s and not reached.silent:
+        raise EnvironmentProblem("all source ports are in use", remedy="give other --ports")
     return _by_ttl(request, clock) if by_ttl else _by_load(request, clock)
+
+
+def _check_waiting(request: SurveyRequest) -> None:
+    """Whether paths can be told apart by waiting behind a load."""
+    sink = "start `keepstep traffic sink` at the other end and give its --token-file"
+    if not request.token and request.method == "round_trip":
+        raise UsageError("no token for a sink is given", remedy=sink)
+    if not request.token:
+        what = "raw sockets are not allowed here, and no token for a sink is given"
+        raise EnvironmentProblem(what, remedy=f"run with CAP_NET_RAW, or {sink}")
+    if request.target.source == request.target.destination:
+        what = "the target is this host: no path to it can be told from another by waiting"
+        raise EnvironmentProblem(what, where=request.target.destination, remedy="give another host")
 
 
 def _by_ttl(request: SurveyRequest, clock: Clock) -> Catalogue:
@@ -90,11 +102,6 @@ def _by_ttl(request: SurveyRequest, clock: Clock) -> Catalogue:
 
 def _by_load(request: SurveyRequest, clock: Clock) -> Catalogue:
     target = request.target
-    if not request.token:
-        raise EnvironmentProblem(
-            "raw sockets are not allowed here, and no token for a sink is given",
-            remedy="run with CAP_NET_RAW, or start `keepstep traffic sink` at the other end and give its --token-file",
-        )
     times = handshakes(target, request.ports, clock=clock)
     if not times.round_trip_s:
         raise _nobody(target)
