@@ -15,7 +15,7 @@ import pytest
 from jobs import run_to_end
 from launching import LIMIT_S, SCRIPTS, keepstep, one_line, started
 
-from keepstep.errors import UsageError
+from keepstep.errors import NoAnswer, UsageError
 from keepstep.records.drills import DrillRequest
 from keepstep.service.control_socket import ask_drill
 from keepstep.service.remote_controller import take_over
@@ -109,7 +109,7 @@ def test_members_train_on_and_the_next_controller_sees_the_job_to_its_end(tmp_pa
     before = nodes.lines()
     until(lambda: nodes.lines() > before + 2, "steps without a controller")
     run = tmp_path / "run"  # asked in this process: a command that starts slowly would find the job at its end
-    with pytest.raises(UsageError, match="is over"):
+    with pytest.raises(NoAnswer, match="is gone.*keepstep resume"):
         ask_drill(run, DrillRequest("kill", 0))
     nodes.take_over()
     with pytest.raises(UsageError, match="another run"):
