@@ -200,6 +200,9 @@ def test_yaml_written_is_read_back(words, sides, gbps):
     assert (again.switches, again.ports, again.cables) == (topology.switches, topology.ports, topology.cables)
 
 
+LONE_SWITCH = 'switchguid=0x1(1)\nSwitch\t36 "S-0000000000000001"\t\t# "leaf0" enhanced port 0 lid 1 lmc 0\n'
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -224,6 +227,7 @@ def test_yaml_written_is_read_back(words, sides, gbps):
         ("<system version='1'><cpu>", "not the XML"),
         ("<!DOCTYPE x [<!ENTITY a 'b'>]><system>&a;</system>", "not the XML"),
         ("<system><nic><net speed='fast'/></nic></system>", "number"),
+        (LONE_SWITCH, r"'leaf0' has no way to any host \["),
         ("something else entirely", "no topology that is known"),
         ("", "no topology that is known"),
     ],
