@@ -184,3 +184,48 @@ def test_a_process_that_stands_behind_the_others_is_no_gpu(tmp_path):
     run = run_of(tmp_path / "run", STARTED)
     put_rings(run / "findings" / "3", [(7, 7), (7, 7), (7, 6), (7, 7), (8, 8)])
     assert {finding.layer for finding in diagnose_paths([run]).findings} <= {"undetermined"}
+
+
+def test_stacks_of_a_hang_that_the_run_named_are_no_second_one(tmp_path):
+    """The stacks name processes, whose ranks the run knew."""
+    found = msgspec.structs.replace(SLOW, kind="noncommunication_hang", layer="host_cpu", number=1)
+    run = run_of(tmp_path / "run", STARTED, found, ENDED)
+    bundles = Bundles(run, Retention(9, 1 << 30))
+    bundles.put_finding(found)
+    for member, pid, frame in ((0, 70, "all_reduce"), (1, 71, "stuck"), (2, 72, "all_reduce")):
+        where = "torch/distributed/distributed_c10d.py:9" if member != 1 else "/home/me/train.py:5"
+        stack = f'Process {pid}: (py-spy)\nThread {pid} (idle): "MainThread"\n    {frame} ({where})\n'
+        bundles.put_evidence("n1", EvidenceGiven(1, f"m{member}", member, stack=stack))
+    bundles.close()
+    alone = diagnose_paths([run / "findings"]).findings
+    assert [suspect["pid"] for group in named(alone) for suspect in group] == [71]
+    assert named(diagnose_paths([run]).findings) == [[{"rank": 1}]]
+
+
+def test_a_ring_in_which_nothing_was_recorded_is_nothing_to_tell(tmp_path):
+    """Plain scripts have one, and standbys that never joined."""
+    run = run_of(tmp_path / "run", STARTED, ENDED)
+    put_rings(run / "incidents" / "1", [(7, 7), (7, 7)])
+    (run / "incidents" / "1" / "n1-5.ring").write_bytes(bytes(80) + b"m5" + bytes(200_000))
+    answer = diagnose_paths([run])
+    assert not answer.unread and [finding.kind for finding in answer.findings] == ["healthy"]
+
+
+def test_who_waits_when_somebody_died_is_no_second_fault(tmp_path):
+    """Rank 2 had finished the collective in which the others waited when it crashed."""
+    run = run_of(tmp_path / "run", STARTED, KILLED, LOSS, ENDED)
+    for folder in ("incidents/1", "findings/4"):
+        put_rings(run / folder, [(7, 6), (7, 6), (7, 7), (7, 6)])
+    (finding,) = diagnose_paths([run]).findings
+    assert (finding.kind, ranks([finding])) == ("crash", {2})
+
+
+def test_what_a_bundle_says_itself_is_no_log(tmp_path):
+    found = msgspec.structs.replace(KILLED, number=1, evidence=("the process of rank 2 was ended by SIGSEGV",))
+    run = run_of(tmp_path / "run", STARTED, found, ENDED)
+    bundles = Bundles(run, Retention(9, 1 << 30))
+    bundles.put_finding(found)
+    bundles.put_evidence("n1", EvidenceGiven(1, "m1", 1, counters=b'{"last": "Segmentation fault"}'))
+    bundles.close()
+    (finding,) = diagnose_paths([run]).findings
+    assert ranks([finding]) == {2}

@@ -24,12 +24,12 @@ from keepstep.intake.plain_json import is_json_line, parsed_json
 from keepstep.intake.reading import HEAD_BYTES, Reader, head_of, whole
 from keepstep.intake.timings import READER as TIMINGS
 from keepstep.intake.timings import without_times
-from keepstep.records.evidence import Evidence, LogEvent, StackSample, Unread
+from keepstep.records.evidence import Evidence, GroupProgress, LogEvent, StackSample, Transfer, TransferCount, Unread
 from keepstep.records.finding import Finding, Suspect
 from keepstep.records.finding_words import ranks_of
 from keepstep.records.timing_table import TimingTable
 from keepstep.service.diagnosis_inputs import find_inputs
-from keepstep.service.run_evidence import RING_READER, findings_of_run, in_its_moment
+from keepstep.service.run_evidence import RING_READER, findings_of_run, in_its_moment, judged_moments
 
 __all__ = ["READERS", "Diagnosis", "as_json", "diagnose_paths"]
 
@@ -85,6 +85,7 @@ def diagnose_paths(paths: list[Path], *, tell: _Tell = lambda _: None) -> Diagno
         gathered.unread += unread
         if not unread:
             gathered.read.append((str(directory), "keepstep run directory"))
+        gathered.leave_out(judged_moments(directory))
     if not gathered.read:
         raise RecordError(
             f"nothing could be read: {gathered.unread[0].why}" if gathered.unread else "nothing could be read",
@@ -145,6 +146,16 @@ class _Gathered:
                 self._read_pasted(path)
             return
         self.unread.append(Unread(path=str(path), why="; ".join(refusals) or "no format that is known here"))
+
+    def leave_out(self, moments: list[str]) -> None:
+        """Without what says who waited in moments that the run itself judged: it knew more than its rings show."""
+        judged = set(moments)
+        self.others = [
+            item
+            for item in self.others
+            if not isinstance(item, GroupProgress | Transfer | TransferCount)
+            or item.moment.split(", generation ")[0] not in judged
+        ]
 
     def _says_nothing(self, first: int) -> bool:
         """Whether no event from the `first` on tells more than that lines were read."""
@@ -241,7 +252,7 @@ def _doubted(finding: Finding, doubts: tuple[str, ...]) -> Finding:
 def _together(run_findings: list[Finding], job: JobEvidence) -> list[Finding]:
     """Findings of all sources: those that say nothing step back where another source says something."""
     dumps = _not_told_by_run(diagnose_dumps(job.others), run_findings)
-    logs = diagnose_logs(job.events, job.stacks)
+    logs = _of_known_ranks(diagnose_logs(job.events, job.stacks), run_findings)
     explained = explained_by_logs(dumps, job.events, stacks=job.stacks)
     sources = (run_findings, explained, logs)
     deciding = [source for source in sources if any(_decides(finding) for finding in source)]
@@ -259,6 +270,24 @@ def _not_told_by_run(findings: Iterable[Finding], told: Iterable[Finding]) -> li
             finding.kind.endswith("_hang")
             and finding.suspects
             and all(any(rank in named for rank in _ends(suspects)) for suspects in finding.suspects)
+        )
+    ]
+
+
+def _of_known_ranks(findings: Iterable[Finding], told: Iterable[Finding]) -> list[Finding]:
+    """Without hangs that name processes by their numbers only, where the run itself named who stood still.
+
+    Such numbers are in the stacks of its own bundles: it knew which ranks they are.
+    """
+    known = any(finding.kind.endswith("_hang") and finding.suspects for finding in told)
+    return [
+        finding
+        for finding in findings
+        if not (
+            known
+            and finding.kind.endswith("_hang")
+            and finding.suspects
+            and all(one.rank is None and one.pid is not None for group in finding.suspects for one in group)
         )
     ]
 

@@ -11,6 +11,7 @@ import msgspec
 
 from keepstep.errors import UsageError
 from keepstep.records.evidence import Unread
+from keepstep.service.bundles import BUNDLES_FOLDER, FINDING_FILE
 from keepstep.service.run_directory import RUN_FILE
 from keepstep.store.journal import JOURNAL_NAME
 
@@ -22,6 +23,8 @@ _DEEPEST = 32
 _NOT_EVIDENCE = frozenset(
     {"run.lock", "token", "LICENSE", "LICENSE.txt", "LICENCE", "NOTICE", ".gitignore", ".DS_Store"}
 )
+_OF_BUNDLE = (FINDING_FILE, ".counters.json")
+"""What a bundle says in keepstep's own words: of a finding that is in the journal, and no lines of a log."""
 
 
 class Inputs(msgspec.Struct):
@@ -75,6 +78,7 @@ def _below(directory: Path, inputs: Inputs) -> Iterator[Path]:
         run = JOURNAL_NAME in names or RUN_FILE in names
         if run:
             inputs.runs.append(here)
+        bundle = here.name.isdigit() and here.parent.name == BUNDLES_FOLDER
         folders = []
         for entry in entries:
             path = Path(entry.path)
@@ -83,7 +87,7 @@ def _below(directory: Path, inputs: Inputs) -> Iterator[Path]:
             elif entry.is_dir():
                 if (not run or entry.name in ("logs", "incidents", "findings")) and depth < _DEEPEST:
                     folders.append((path, depth + 1))
-            elif not run and entry.name not in _NOT_EVIDENCE:
+            elif not run and entry.name not in _NOT_EVIDENCE and not (bundle and entry.name.endswith(_OF_BUNDLE)):
                 yield path
         waiting.extend(reversed(folders))
 

@@ -15,12 +15,16 @@ from keepstep.records.incident import PHASES, Incident
 from keepstep.records.lifecycle import JobEnded, JobStarted, StepProgress
 from keepstep.records.ring import GroupState, decode_ring
 from keepstep.service.bundles import BUNDLES_FOLDER, FINDING_FILE
+from keepstep.service.ring_archive import INCIDENTS_FOLDER
 from keepstep.service.run_directory import is_running
 from keepstep.store.journal import read_journal
 
-__all__ = ["RING_READER", "RingReader", "findings_of_run", "in_its_moment"]
+__all__ = ["RING_READER", "RingReader", "findings_of_run", "in_its_moment", "judged_moments"]
 
 _LARGEST_RING = 1 << 30
+_HEADER_BYTES = 8192
+_BEGUN_BYTES = 64
+"""What a member writes first when it begins to record."""
 _NEWEST = 4096
 _LARGEST_FINDING = 1 << 20
 _MOVING = frozenset({"compute_slow", "communication_slow", "imbalance", "state_divergence", "healthy"})
@@ -48,6 +52,21 @@ def findings_of_run(directory: Path) -> tuple[list[Finding], list[Unread]]:
         notes = tuple(line for finding in found for line in finding.evidence)
         found = [msgspec.structs.replace(quiet, evidence=(*quiet.evidence, *notes))]
     return found, []
+
+
+def judged_moments(directory: Path) -> list[str]:
+    """Folders with evidence of a run whose moment the run itself judged: it named who was at fault then."""
+    try:
+        events, _ = read_journal(directory)
+    except KeepstepError:
+        return []
+    found = []
+    for event in events:
+        if isinstance(event, Incident) and (event.rank is not None or event.node):
+            found.append(str(directory / INCIDENTS_FOLDER / str(event.number)))
+        elif isinstance(event, Finding) and event.number and event.suspects:
+            found.append(str(directory / BUNDLES_FOLDER / str(event.number)))
+    return list(dict.fromkeys(found))
 
 
 def _written(events: Iterable[Event]) -> list[Finding]:
@@ -132,6 +151,8 @@ class RingReader:
         """
         with path.open("rb") as file:
             content = file.read(_LARGEST_RING + 1)
+        if len(content) >= _HEADER_BYTES and not any(content[:_BEGUN_BYTES]):
+            return  # of a process that recorded nothing: a plain script, a standby that never joined
         ring = decode_ring(content[:_LARGEST_RING], newest=_NEWEST)
         header = ring.header
         by_name: dict[str, GroupState] = {}
