@@ -10,7 +10,10 @@ from typing import NoReturn
 
 import torch
 
-__all__ = ["fail"]
+__all__ = ["fail", "words_of"]
+
+_THROUGH_CPP = "RuntimeError: Cannot extract tensors from value: "
+_FRAMES = "\n\nAt:\n"
 
 
 class _Failed:
@@ -31,3 +34,9 @@ def fail(future: torch.futures.Future[object], error: Exception) -> None:
 
     future._set_unwrap_func(unwrap)
     future.set_result(_Failed(error))
+
+
+def words_of(error: Exception) -> str:
+    """Type and text of an error; where it came through C++, of the one that failed the future."""
+    words = f"{type(error).__name__}: {error}"
+    return words.removeprefix(_THROUGH_CPP).partition(_FRAMES)[0] if words.startswith(_THROUGH_CPP) else words

@@ -53,6 +53,7 @@ from keepstep.training.agent_link import AgentLink
 from keepstep.training.checkup import Checkup
 from keepstep.training.data import Batches
 from keepstep.training.fabric import Fabric, Mode
+from keepstep.training.failed_future import words_of
 from keepstep.training.handover import Handover
 from keepstep.training.injection import Injector
 from keepstep.training.link_probe import LinkProbe
@@ -239,8 +240,7 @@ class Guard:
     def tell_error(self, error: Exception) -> None:
         """The script is about to end with `error`; if no abort is under way it is the script's own."""
         if not self.rehearsing and not self.poisoned and not self.link.pending():
-            text = f"{type(error).__name__}: {error}"
-            self.link.say(ScriptFailed(self.state.version, text[:_ERROR_CHARACTERS]))
+            self.link.say(ScriptFailed(self.state.version, words_of(error)[:_ERROR_CHARACTERS]))
 
     def close(self) -> None:
         """Write what is still to be written, and leave torch as it was."""
