@@ -132,7 +132,7 @@ class CheckpointWriter:
         holder = min(held | {self._rank})
         part = _Part(step, private, replica, holder, written_in)
         if holder == self._rank:
-            image = state.image()
+            image = state.image(whole=True)
             if self._block is None or self._block.nbytes != image.manifest.nbytes:
                 self._block = Block(image.manifest.nbytes)
             self._copy = StateCopy(image, self._block, version=step, private=private)

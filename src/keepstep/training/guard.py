@@ -47,9 +47,10 @@ from keepstep.records.messages import (
     Settled,
     TakePaths,
 )
-from keepstep.records.ring import SpanKind
+from keepstep.records.ring import MAX_PRIVATE_BYTES, SpanKind
 from keepstep.training import private
 from keepstep.training.agent_link import AgentLink
+from keepstep.training.alike import Alike
 from keepstep.training.checkup import Checkup
 from keepstep.training.data import Batches
 from keepstep.training.fabric import Fabric, Mode
@@ -104,6 +105,7 @@ class Guard:
         self._moving = Moving(self, fabric, link=link, handover=self._handover, now=recorder.monotonic_s)
         self._pipelines = Pipelines(fabric)
         self.mirrors = MemberMirrors(fabric, link)
+        self._alike = Alike(fabric)
         self.step_recorder = StepRecorder(fabric, say=link.say, now=recorder.monotonic_s)
         link.on_recording = self.step_recorder.obey
         self._renew = False
@@ -136,6 +138,7 @@ class Guard:
         if not self.rehearsing:
             own = self._publish(self.state.version, counting=False)
             self.mirrors.boundary(self.state.version, self._tracked(), own=own)
+            self._alike.boundary(self.state.version, self._tracked())
             if self.full:
                 self._copied()
 
@@ -154,7 +157,10 @@ class Guard:
             self.publish(self.state.version + 1, counting=True)
             self._copied()
             with self.drills.waiting():
-                self.agreed = self.fabric.agreement() or self._park_at_agreement()
+                passed = self.fabric.agreement()
+                self.agreed = passed or self._park_at_agreement()
+            if passed:
+                self._alike.agreed()
             if self.agreed:
                 self._moving.agreed(updating=updating)
         if not self.agreed:
@@ -185,6 +191,8 @@ class Guard:
         if act is not None:
             self._do(act)
         version = self.state.version
+        if self._tracked().extras:  # the script may have changed them behind the agreement
+            self._publish(version, counting=False)
         self.step_recorder.step_kept(self._tracked())
         self._checkup.kept(version, self._tracked())
         if self.tiers.due(version):
@@ -275,18 +283,19 @@ class Guard:
     def _save(self, version: int) -> None:
         """A checkpoint. All members keep a step in the same generation, so its name tells courses of training apart."""
         written_in = f"{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{self.fabric.generation}"
-        own = self._private()
+        own = self._private(version)
         self.tiers.save(version, self._tracked(), private=own, replicas=self.replicas, written_in=written_in)
 
-    def _private(self, *, counting: bool = False) -> bytes:
-        return private.capture(self.streams, counting=counting)
+    def _private(self, version: int, *, counting: bool = False, most: int | None = None) -> bytes:
+        extras = self._tracked().extras
+        return private.capture(self.streams, counting=counting, version=version, extras=extras, most=most)
 
     def publish(self, version: int, *, counting: bool) -> None:
         """Leave the rank's own state where it survives this process, and where it survives this node."""
         self._publish(version, counting=counting)
 
     def _publish(self, version: int, *, counting: bool) -> bytes:
-        own = self._private(counting=counting)
+        own = self._private(version, counting=counting, most=MAX_PRIVATE_BYTES)
         self.recorder.publish_private(version, own)
         self.mirrors.tell_private(version, own)
         return own
@@ -359,7 +368,8 @@ class Guard:
         self._handover.hide()
         self.mirrors.forget()
         if act.version >= 0:
-            private.apply(self.tiers.load(act.version, self._tracked()), self.streams)
+            own = self.tiers.load(act.version, self._tracked())
+            private.apply(own, self.streams, extras=self._tracked().extras)
         self.publish(max(act.version, 0), counting=False)
         self._tell_settled(TellSettled(act.generation, max(act.version, 0)))
 

@@ -60,8 +60,11 @@ class Handover:
         for other in got.diverged:
             _log.warning("state_divergence: rank %d differs from the other replicas at %s", other.rank, other.entry)
         if not order.private:
-            _log.warning("the lost rank's random numbers and data position are unknown: this rank starts with its own")
-        private.apply(order.private, streams)
+            _log.warning(
+                "the lost rank's random numbers and data position are unknown: this rank starts with its own, and with"
+                " the extra objects of its replica"
+            )
+        private.apply(order.private, streams, extras=tracked.extras)
         self._link.say(StateTaken(order.generation, self._fabric.rank, got.by_source))
         self._link.say(Fetched(order.generation, order.version, order.digest, got.bytes_moved))
 

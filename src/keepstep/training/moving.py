@@ -169,7 +169,8 @@ class Moving:
         self._link.say(say.fact)  # type: ignore[arg-type]
         for stream in self._seat.streams:
             stream.commit()
-        version, own = self._seat.state.version, private.capture(self._seat.streams)
+        version = self._seat.state.version
+        own = private.capture(self._seat.streams, version=version, extras=tracked.extras)
         last = HandedOver(vote.number, vote.generation, version, own, self._seat.replicas, vote_s)
         self._leading.hand_over(last)
         self._leading.prove(self._handover.show(tracked).digest)

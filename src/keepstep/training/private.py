@@ -1,4 +1,4 @@
-"""What only this rank knows: its random generators and how far it has read its data."""
+"""What only this rank knows: its random generators, how far it has read its data, and its extra objects."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from keepstep.errors import StateError, TornRecord
+from keepstep.training.extras import Extras
 from keepstep.training.rng import capture_rng, restore_rng
 from keepstep.training.tree import dumps
 from keepstep.training.treereader import loads
 
 __all__ = ["Stream", "apply", "capture", "within_reach"]
+
+
+_HEAD_BYTES = 32
 
 
 class Stream(Protocol):
@@ -26,18 +30,32 @@ class Stream(Protocol):
         """Go there."""
 
 
-def capture(streams: Sequence[Stream] = (), *, counting: bool = False) -> bytes:
-    """The private state now; to be taken at a step boundary. About 8 KB, and up to 8 KB more for each stream.
+def capture(
+    streams: Sequence[Stream] = (),
+    *,
+    counting: bool = False,
+    version: int = 0,
+    extras: Extras | None = None,
+    most: int | None = None,
+) -> bytes:
+    """The private state now; to be taken at a step boundary. About 8 KB, up to 8 KB more for each stream, and the own
+    values of `extras` as far as all of it fits in `most` bytes. `version`: the updates it is the state after.
 
     With `counting` it is taken inside a step, as it will be if that step counts.
     """
-    return dumps({"rng": capture_rng(), "streams": [stream.position(counting=counting) for stream in streams]})
+    own = {"rng": capture_rng(), "streams": [stream.position(counting=counting) for stream in streams]}
+    if extras:
+        room = None if most is None else most - len(dumps(own)) - _HEAD_BYTES
+        own["extra"] = extras.capture(version, counting=counting, most=room)
+    return dumps(own)
 
 
-def apply(data: bytes, streams: Sequence[Stream] = ()) -> None:
-    """Become the rank that captured `data`: the streams go to their positions, then the generators are set.
+def apply(data: bytes, streams: Sequence[Stream] = (), *, extras: Extras | None = None) -> None:
+    """Become the rank that captured `data`: `extras`, which were taken with the state, get its values, the streams go
+    to their positions, then the generators are set.
 
-    Empty data (unknown) changes nothing. Raises TornRecord for damaged data, StateError for other streams.
+    Empty data (unknown) changes nothing. Raises TornRecord for damaged data, StateError for other streams or values
+    that were too large.
     """
     if not data:
         return
@@ -47,6 +65,8 @@ def apply(data: bytes, streams: Sequence[Stream] = ()) -> None:
             f"the rank read {len(state['streams'])} data streams, this process has {len(streams)}",
             remedy="call job.data() for the same loaders in the same order on every rank",
         )
+    if extras is not None and "extra" in state:
+        extras.become(state["extra"])
     for stream, position in zip(streams, state["streams"], strict=True):
         stream.seek(position)
     restore_rng(state["rng"])

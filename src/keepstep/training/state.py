@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Container
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch.optim import Optimizer
 
 from keepstep.errors import StateError, UsageError
 from keepstep.training.adoption import Adoption
+from keepstep.training.extras import Extras
 from keepstep.training.manifest import Entry, Image, Manifest
 from keepstep.training.memory import memory_of, viewable
 from keepstep.training.modules import Modules, named_objects
@@ -24,11 +26,12 @@ __all__ = ["TrackedState"]
 
 
 class TrackedState:
-    """Everything a replica shares: modules with all buffers, optimizers, schedulers, GradScaler and extra objects.
+    """Everything a replica shares: modules with all buffers, optimizers, schedulers, GradScaler, large extra objects.
 
     Each of `model`, `optimizers`, `schedulers` and `extra` is None, one object, or a list, tuple or dict of objects.
     `role` goes into the replica key; it is needed only where members hold modules of equal names and shapes that are
-    no replicas of each other. Raises UsageError for objects that keep no state.
+    no replicas of each other. Small extra objects are each rank's own (`extras`). Raises UsageError for objects that
+    keep no state.
     """
 
     def __init__(
@@ -51,15 +54,18 @@ class TrackedState:
         self._others: dict[str, Any] = {n: one for n, one in given.items() if n not in self.optimizers}
         self._others.update(named_objects(schedulers, single="scheduler"))
         self._others.update(named_objects(scaler, single="scaler"))
-        self._others.update({name: one for name, one in extras.items() if not isinstance(one, nn.Module)})
+        others = {name: one for name, one in extras.items() if not isinstance(one, nn.Module)}
+        self._others.update(others)
         for name, one in self._others.items():
             if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
                 raise UsageError(
                     f"{name} is a {type(one).__name__} without state_dict() and load_state_dict()",
                     remedy="track objects that can give and take their state",
                 )
+        self.extras = Extras(others)
         self._role = role
         self._adoption: Adoption | None = None
+        self._beside = b""
         self._snapshot = Snapshot(self._modules, self._optimizers, others=self._others)
 
     @property
@@ -79,7 +85,10 @@ class TrackedState:
 
     def other_states(self) -> dict[str, Any]:
         """The state dicts of schedulers, scaler and extra objects, by name."""
-        return {name: plain_tree(other.state_dict()) for name, other in self._others.items()}
+        return self._states()
+
+    def _states(self, *, without: Container[str] = ()) -> dict[str, Any]:
+        return {name: plain_tree(one.state_dict()) for name, one in self._others.items() if name not in without}
 
     @property
     def taking(self) -> bool:
@@ -102,18 +111,20 @@ class TrackedState:
         parts = (self._role, self._modules.identity(), held, sorted(self._others))
         return xxhash.xxh3_128_hexdigest(repr(parts).encode())
 
-    def image(self) -> Image:
-        """The state as it is now, to be used while it stands still.
+    def image(self, *, whole: bool = False) -> Image:
+        """The state as it is now, to be used while it stands still. `whole`: the rank's own extra objects are part of
+        it (of its digest, too); otherwise they go beside it.
 
         Raises UnsupportedState naming what cannot be carried.
         """
-        packed = flatten(self._tree(), canonical=True)
+        packed = flatten(self._tree(whole=whole), canonical=True)
         tensors = [_readable(tensor) for tensor in packed.tensors]
         entries = tuple(
             Entry(path, str(t.dtype)[6:], tuple(t.shape), t.numel() * t.element_size(), t.device.type)
             for path, t in zip(packed.paths, packed.tensors, strict=True)
         )
-        manifest = Manifest(entries, packed.data, self._replica_key())
+        beside = b"" if whole else self.extras.show()
+        manifest = Manifest(entries, packed.data, self._replica_key(), beside)
         return Image(manifest, [memory_of(tensor) for tensor in tensors], keep=tensors)
 
     def layout(self) -> Manifest:
@@ -135,7 +146,8 @@ class TrackedState:
         """
         self._modules.scan()
         adoption = Adoption(manifest, meshes=Meshes(self._modules.parameters.values()))
-        self._check_parts(adoption.tree)
+        self._check_parts(adoption.tree, self.extras.names(manifest.extra))
+        self._beside = manifest.extra
         adoption.take_parameters(self._modules.parameters)
         adoption.take_buffers(self._modules.buffers)
         names = self._modules.names()
@@ -152,8 +164,9 @@ class TrackedState:
         if adoption is None:
             raise StateError("no state is being taken", remedy="call adopt() first")
         adoption.finish()
-        for name, other in self._others.items():
-            other.load_state_dict(adoption.tree["others"][name])
+        for name, value in adoption.tree["others"].items():
+            self._others[name].load_state_dict(value)
+        self.extras.take(self._beside)
         for name, module in self._modules.extra_states().items():
             module.set_extra_state(adoption.tree["module_extra"][name])
         self._adoption = None
@@ -217,8 +230,9 @@ class TrackedState:
             hasher.update(memory_of(_readable(local_of(parameter))))
         return hasher.hexdigest()
 
-    def _tree(self) -> dict[str, Any]:
-        """The whole state as one tree."""
+    def _tree(self, *, whole: bool) -> dict[str, Any]:
+        """The state as one tree; `whole`: with the rank's own extra objects."""
+        others = self.other_states() if whole else {**self._states(without=self.extras), **self.extras.shared()}
         self._modules.scan()
         names = self._modules.names()
         return {
@@ -226,14 +240,14 @@ class TrackedState:
             "buffers": {buffer.name: sharded_of(buffer.tensor) for buffer in self._modules.buffers},
             "module_extra": {n: plain_tree(one.get_extra_state()) for n, one in self._modules.extra_states().items()},
             "optimizers": {one.name: one.tree(names) for one in self._optimizers},
-            "others": self.other_states(),
+            "others": others,
         }
 
-    def _check_parts(self, tree: dict[str, Any]) -> None:
-        """The state must hold the same objects as this member."""
+    def _check_parts(self, tree: dict[str, Any], beside: set[str]) -> None:
+        """The state, with the objects `beside` it, must hold the same objects as this member."""
         for part, own in (
             ("optimizers", set(self.optimizers)),
-            ("others", set(self._others)),
+            ("others", set(self._others) - beside),
             ("module_extra", set(self._modules.extra_states())),
         ):
             different = sorted(set(tree.get(part, ())) ^ own)

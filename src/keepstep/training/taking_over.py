@@ -196,7 +196,7 @@ class TakingOver:
 
     def _take(self, last: HandedOver, order: PrepareMove) -> None:
         begun = self._now()
-        private.apply(last.private, self._seat.streams)
+        private.apply(last.private, self._seat.streams, extras=self._tracked().extras)
         self._parts["own_state_s"], begun = self._now() - begun, self._now()
         self._tracked().rebuild_buckets()
         vote = MoveVote(last.number, last.generation, frozenset(order.ranks), ())

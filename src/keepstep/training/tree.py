@@ -241,8 +241,11 @@ def pack(tree: Any) -> tuple[bytes, list[torch.Tensor]]:
     return packed.data, packed.tensors
 
 
-def dumps(tree: Any) -> bytes:
-    """The tree as bytes with its tensors inside; for small trees. Raises UnsupportedState as `pack`."""
-    writer = _Writer("", canonical=False, inline=True)
+def dumps(tree: Any, *, canonical: bool = False) -> bytes:
+    """The tree as bytes with its tensors inside; for small trees. `canonical` as in `flatten`.
+
+    Raises UnsupportedState as `pack`.
+    """
+    writer = _Writer("", canonical=canonical, inline=True)
     writer.write(tree)
     return b"".join(writer.out)

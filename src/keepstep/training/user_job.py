@@ -98,13 +98,16 @@ class Job:
 
         Each argument is one object, a list or a dict of them: modules (wrapped or not, buffers included), optimizers,
         learning rate schedulers, a GradScaler, and `extra`: anything with state_dict and load_state_dict. Random
-        numbers and the positions of `data` streams are tracked by themselves. `role` tells apart members whose
-        modules have equal names and shapes but different contents (hand-made pipeline stages).
+        numbers and the positions of `data` streams are tracked by themselves. So are the values of `extra` objects of
+        at most 16 KB: each rank has its own, alike or not. Larger ones, modules and all the rest must be the same on
+        ranks that hold the same model. `role` tells apart members whose modules have equal names and shapes but
+        different contents (hand-made pipeline stages).
         Raises UnsupportedState for something that cannot be carried to another process.
         """
         self._tracked = TrackedState(model, optimizer, schedulers=scheduler, scaler=scaler, extra=extra, role=role)
         if self._guard is None:
             return
+        self._tracked.extras.capture(0)  # what cannot be carried is told here
         optimizers = self._tracked.optimizers
         closures = any(isinstance(o, torch.optim.LBFGS) for o in optimizers.values())
         self._guard.tracked = self._tracked
