@@ -47,6 +47,15 @@ def test_killed_one_after_the_other(tmp_path: Path, undisturbed: RunningJob, hol
     same_end(job, undisturbed, losses=3, unlogged=frozenset((int(p[0]), int(p[1])) for p in parts if p[2] in late))
 
 
+def test_a_joiner_whose_rehearsal_fails_adds_its_gradients_to_the_right_ones(
+    tmp_path: Path, undisturbed: RunningJob
+) -> None:
+    """G-2: it fails before its first backward pass, behind which DDP forms its gradient buckets."""
+    job = run_and_kill(tmp_path / "run", ["1:4:forward"], "--meet")
+    same_end(job, undisturbed, losses=1)
+    assert "the rehearsal of rank" in job.text()
+
+
 def test_two_at_once(tmp_path: Path, undisturbed: RunningJob) -> None:
     job = run_and_kill(tmp_path / "run", ["1:4:forward", "2:4:forward"], standby=2)
     same_end(job, undisturbed, losses=2)

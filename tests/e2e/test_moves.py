@@ -37,6 +37,7 @@ def pids(job_out: Path, rank: int) -> list[str]:
     ("layout", "moving"),
     [
         pytest.param((), (1,), id="ddp"),
+        pytest.param(("--meet",), (0,), id="ddp-rehearsal-fails"),
         pytest.param(("--fsdp",), (0, 2), id="fsdp-two-ranks"),
     ],
 )

@@ -15,6 +15,7 @@ from keepstep.records.address import Address
 from keepstep.records.messages import PeerLostReport
 from keepstep.records.move_messages import MovePrepared, MoveTaken, PrepareMove
 from keepstep.training import private
+from keepstep.training.buckets import Bucketing
 from keepstep.training.followwire import FinalDigest, HandedOver, NothingToFollow, receive_frame, send_frame
 from keepstep.training.state import TrackedState
 from keepstep.training.taking_over import TakingOver
@@ -93,9 +94,9 @@ class Joiner:
         image = self.leaver.image()
         threading.Thread(target=StateServer(lambda: image).handle, args=(self.ends["state"],), daemon=True).start()
 
-    def hand_over(self, own: bytes) -> None:
+    def hand_over(self, own: bytes, buckets: tuple[Bucketing, ...] = ()) -> None:
         """The vote has passed."""
-        send_frame(self.ends["follow"], HandedOver(1, 2, 7, own, {0: "key"}, 0.5))
+        send_frame(self.ends["follow"], HandedOver(1, 2, 7, own, {0: "key"}, 0.5, buckets))
         send_frame(self.ends["follow"], FinalDigest(self.leaver.digest()))
 
     def close(self) -> None:
@@ -140,6 +141,17 @@ def test_one_that_cannot_take_its_rank_after_all_ends(joiner: Joiner) -> None:
     assert caught.value.code == 75
     assert joiner.installed == []
     assert isinstance(joiner.said[-1], MovePrepared) and "1 data streams" in joiner.said[-1].why
+
+
+def test_one_that_cannot_have_the_buckets_of_the_others_ends(joiner: Joiner) -> None:
+    """Its gradients would be added to those of other parameters."""
+    joiner.promise()
+    joiner.serve()
+    joiner.hand_over(private.capture(), (Bucketing(True, ((1, 0),)),))
+    with pytest.raises(SystemExit):
+        joiner.hear(2)
+    assert joiner.installed == []
+    assert isinstance(joiner.said[-1], MovePrepared) and "gradient buckets" in joiner.said[-1].why
 
 
 class Stream:

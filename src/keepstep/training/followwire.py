@@ -14,6 +14,7 @@ import msgspec
 import xxhash
 
 from keepstep.errors import TornRecord
+from keepstep.training.buckets import Bucketing
 from keepstep.training.manifest import Manifest, decode_manifest
 from keepstep.training.statewire import MAX_MANIFEST_BYTES, receive_exactly
 from keepstep.training.updates import room
@@ -77,7 +78,7 @@ class UpdateHead(msgspec.Struct, frozen=True, tag=True):
 
 class HandedOver(msgspec.Struct, frozen=True, tag=True):
     """The move is committed in `generation` with the state of `version`. `private` is the rank's own state, `replicas`
-    says what each rank holds, `vote_s` how long the vote took."""
+    says what each rank holds, `vote_s` how long the vote took, `buckets` those of each DDP module."""
 
     number: int
     generation: int
@@ -85,6 +86,7 @@ class HandedOver(msgspec.Struct, frozen=True, tag=True):
     private: bytes
     replicas: dict[int, str]
     vote_s: float
+    buckets: tuple[Bucketing, ...] = ()
 
 
 class FinalDigest(msgspec.Struct, frozen=True, tag=True):

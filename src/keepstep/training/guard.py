@@ -382,13 +382,14 @@ class Guard:
         self._handover.hide()
         self.replicas = dict(act.order.replicas)
         self.fabric.go_local()
-        self._tracked().rebuild_buckets()
+        self._tracked().gradient_buckets.form()
         if act.order.version == 0 or act.order.anew:
             self._pipelines.forget(again=act.order.version > 0)
         self.fabric.install(act.order.generation, act.order.roster, renew=self._renew)
         self._renew = False
         self.mirrors.run_on(self.state.version)
         self.publish(self.state.version, counting=False)
+        self._tracked().gradient_buckets.agree()
 
     def _leave(self, act: LeaveJob) -> None:
         raise SystemExit(act.code)

@@ -155,7 +155,7 @@ class Moving:
         tracked = self._seat.tracked
         assert tracked is not None
         self._fabric.go_local()
-        tracked.rebuild_buckets()
+        tracked.gradient_buckets.form()
         self._fabric.install_move(vote)
         self._seat.state = stay(self._seat.state, vote.generation)
         self._leading.stop()
@@ -171,6 +171,8 @@ class Moving:
             stream.commit()
         version = self._seat.state.version
         own = private.capture(self._seat.streams, version=version, extras=tracked.extras)
-        last = HandedOver(vote.number, vote.generation, version, own, self._seat.replicas, vote_s)
+        tracked.gradient_buckets.form()
+        buckets = tracked.gradient_buckets.now()
+        last = HandedOver(vote.number, vote.generation, version, own, self._seat.replicas, vote_s, buckets)
         self._leading.hand_over(last)
         self._leading.prove(self._handover.show(tracked).digest)

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from keepstep.errors import StateError, UsageError
 from keepstep.training.adoption import Adoption
+from keepstep.training.buckets import GradientBuckets
 from keepstep.training.extras import Extras
 from keepstep.training.manifest import Entry, Image, Manifest
 from keepstep.training.memory import memory_of, viewable
@@ -66,6 +67,7 @@ class TrackedState:
         self._role = role
         self._adoption: Adoption | None = None
         self._beside = b""
+        self.gradient_buckets = GradientBuckets(self._modules)
         self._snapshot = Snapshot(self._modules, self._optimizers, others=self._others)
 
     @property
@@ -201,13 +203,6 @@ class TrackedState:
         """
         for module in self._modules.shared:
             module._sync_buffers()
-
-    def rebuild_buckets(self) -> None:
-        """Let DDP form its final gradient buckets now rather than at its next forward (a collective; to be answered
-        locally on every member before a new generation, so that all go on with equal buckets)."""
-        with torch.enable_grad():
-            for module in self._modules.data_parallel:
-                module.reducer._rebuild_buckets()
 
     def weights_sha256(self) -> str:
         """SHA-256 (hex) over names, types, shapes and bytes of all parameters and buffers (local shards)."""

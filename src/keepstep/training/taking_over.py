@@ -198,7 +198,8 @@ class TakingOver:
         begun = self._now()
         private.apply(last.private, self._seat.streams, extras=self._tracked().extras)
         self._parts["own_state_s"], begun = self._now() - begun, self._now()
-        self._tracked().rebuild_buckets()
+        self._tracked().gradient_buckets.form()
+        self._tracked().gradient_buckets.take(last.buckets)
         vote = MoveVote(last.number, last.generation, frozenset(order.ranks), ())
         self._fabric.install_move(vote, roster=order.roster)
         self._parts["install_s"] = self._now() - begun

@@ -231,6 +231,8 @@ class Job:
         with silence():
             yield from _watched(Step(guard, 0), guard)
         guard.rehearsing = False
+        if self._tracked is not None:
+            self._tracked.gradient_buckets.alone = True
         HEARING.replay = None  # what it still answers alone concerns the state to come
 
     def _finish(self, guard: Guard) -> None:

@@ -152,6 +152,7 @@ def main() -> None:
     parser.add_argument("--flip", default="", help="RANK:STEP: flip one bit of a weight after that step")
     parser.add_argument("--tail", action="store_true", help="reduce the loss behind the block, too")
     parser.add_argument("--pace", type=float, default=0.0)
+    parser.add_argument("--meet", action="store_true", help="raise where a step does not begin with all ranks")
     args = parser.parse_args()
     torch.set_num_threads(1)
     holds = Holds(args.hold, args.marker)
@@ -184,6 +185,10 @@ def main() -> None:
                 if args.die_at == f"{rank}:{step.number}":
                     os.abort()
                 time.sleep(args.pace)
+                if args.meet:
+                    ranks = [-1] * dist.get_world_size()
+                    dist.all_gather_object(ranks, rank)
+                    assert ranks == list(range(len(ranks))), ranks
                 for micro in range(2):
                     x, index = next(batches)
                     seen += index.tolist()
