@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from keepstep.control.member import MemberState
@@ -128,7 +130,7 @@ class JoinerTwin(GuardTwin):
 def test_the_step_that_a_joiner_rehearses_is_made_in_full_and_does_not_count():
     """With several optimizers nothing is agreed before its end: what is to be written belongs under `if step.kept`."""
     job = Job(Membership(rank=0, world=2, attempt=0, guard=JoinerTwin()))
-    job._tracked = object()
+    job._tracked = SimpleNamespace(gradient_buckets=SimpleNamespace(alone=False))
     steps = job.steps(total=9)
     ran = []
     with next(steps) as rehearsed:
