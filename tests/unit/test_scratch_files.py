@@ -20,6 +20,7 @@ import pytest
 import torch
 
 from keepstep.training.scratch_files import ScratchFiles, remove_scratch
+from keepstep.training.scratch_layers import REAL
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -367,3 +368,23 @@ def test_the_scratch_directory_is_removed_while_it_is_in_use(tried: Tried, tmp_p
     remove_scratch(str(tmp_path / "scratch"))
     tried.scratch.leave()
     assert not (tmp_path / "scratch").exists()
+
+
+def test_what_is_written_while_it_is_removed_keeps_nothing_of_it(
+    tried: Tried, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("a.bin").write_text("new")
+    refused, rmdir = [], REAL.rmdir
+
+    def one_more_then(directory: str) -> None:
+        """As if another thread wrote just before."""
+        try:
+            Path(f"late{len(refused)}.bin").write_text("new")
+        except FileNotFoundError:
+            refused.append(directory)
+        rmdir(directory)
+
+    monkeypatch.setattr(REAL, "rmdir", one_more_then)
+    remove_scratch(str(tmp_path / "scratch"))
+    tried.scratch.leave()
+    assert refused and not list(tmp_path.glob("scratch*")) and not list(tmp_path.rglob("late*"))

@@ -115,11 +115,19 @@ class ScratchFiles:
 
 
 def remove_scratch(directory: str) -> None:
-    """Remove a scratch directory that may be in use, as far as that is possible."""
+    """Remove a scratch directory that may be in use; what is written by its paths from then on fails."""
+    ended = f"{directory}.ended"
+    with contextlib.suppress(OSError):
+        REAL.rename(directory, ended)
+        _remove(ended)
+
+
+def _remove(directory: str) -> None:
+    """As far as that is possible."""
     with contextlib.suppress(OSError):
         for entry in REAL.scandir(directory):
             if entry.is_dir(follow_symlinks=False):
-                remove_scratch(entry.path)
+                _remove(entry.path)
             else:
                 REAL.unlink(entry.path)
         REAL.rmdir(directory)
