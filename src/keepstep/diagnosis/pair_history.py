@@ -17,7 +17,7 @@ PAIR_COLUMNS = 32
 """Steps that are remembered of each pair."""
 
 _SHIFT = 32
-_FIELDS = (("send", ("credit_us", "wire_us")), ("receive", ("peer_us",)), ("own", ("own_us",)), ("sent", ("sent",)))
+_FIELDS = (("send", ("credit_us", "wire_us")), ("receive", ("peer_us",)), ("sent", ("sent",)))
 
 
 @dataclass
@@ -25,8 +25,8 @@ class PairHistory:
     """Populated cells in order of (rank, peer): `keys` is rank << 32 | peer; all groups of a pair are one cell.
 
     `values[name][cell, step % PAIR_COLUMNS]`, per step: `send` is wait for credit and time on the wire, `receive` the
-    wait for the peer's data, `own` the wait for data of one's own (us), `sent` bytes. `reverse` is the cell of (peer,
-    rank), -1 if nobody told it. Cells of message lanes are marked in `messages`.
+    wait for the peer's data (us), `sent` bytes. `reverse` is the cell of (peer, rank), -1 if nobody told it. Cells of
+    message lanes are marked in `messages`.
     """
 
     keys: Numbers

@@ -64,7 +64,6 @@ def _by_calls(operations: Table, generation: int, *, after: int) -> tuple[_Numbe
 def step_rows(slots: Slots, steps: Steps) -> Table:
     """One STEP_ROW for each of `steps`, or for each block of neighbours where there are too many of them."""
     calls = slots.operations[slots.operations["finished_ns"] > 0]
-    busy = _covered(calls["started_ns"], calls["finished_ns"], steps=steps)
     over = slots.spans[slots.spans["ended_ns"] > 0]
     data = over[over["op"] == SpanKind.DATA]
     quiet = over[(over["op"] == SpanKind.DATA) | (over["op"] == SpanKind.CHECKPOINT)]
@@ -81,9 +80,7 @@ def step_rows(slots: Slots, steps: Steps) -> Table:
     rows["step"] = steps.numbers
     rows["duration_us"] = lasted / 1e3
     rows["own_us"] = np.maximum(lasted - taken, 0) / 1e3
-    rows["comm_us"] = busy / 1e3
     rows["data_us"] = (inside + ahead) / 1e3
-    rows["outside_us"] = np.maximum(steps.gaps - ahead, 0) / 1e3
     return _thinned(rows)
 
 

@@ -21,6 +21,7 @@ _WAITS = (
     ("wire_us", "wire_ns"),
     ("peer_us", "wait_peer_ns"),
 )
+_OF_OTHERS = _WAITS[1:]
 _MOST = 65535
 _Numbers: TypeAlias = NDArray[Any]
 
@@ -81,7 +82,7 @@ def peer_rows(peers: Table) -> Table:
     rows = np.zeros(len(keys), PEER_ROW)
     rows["lane"], rows["peer"] = keys >> 32, keys & 0xFFFFFFFF
     rows["sent"] = np.bincount(row_of, peers["bytes_sent"], len(keys))
-    for name, field in _WAITS:
+    for name, field in _OF_OTHERS:
         rows[name] = np.bincount(row_of, peers[field] / 1e3, len(keys))
     if len(rows) <= MAX_PEER_ROWS:
         return rows

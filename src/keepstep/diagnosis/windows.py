@@ -19,10 +19,10 @@ Numbers: TypeAlias = NDArray[Any]
 COLUMNS = 128
 """Steps that are remembered."""
 
-METRICS = ("duration_us", "own_us", "comm_us", "data_us", "outside_us", "cpu_us", "delay_us")
+METRICS = ("duration_us", "own_us", "data_us", "cpu_us", "delay_us")
 """What is remembered of a step of a rank, in us; the last two are a window's total spread over its steps."""
 
-_FROM_ROWS = METRICS[:5]
+_FROM_ROWS = METRICS[:3]
 
 
 @dataclass

@@ -16,9 +16,7 @@ STEP_ROW = np.dtype(
         ("step", "<u4"),
         ("duration_us", "<f4"),  # from the begin of the step to its end
         ("own_us", "<f4"),  # of it: in no collective, not waiting for data, not saving
-        ("comm_us", "<f4"),  # of it: in at least one collective or message
         ("data_us", "<f4"),  # waiting for the loader, in the step or just before it
-        ("outside_us", "<f4"),  # between the end of the step before and the begin of this one, without waits for data
     ]
 )
 """One step of one rank; times in us."""
@@ -46,7 +44,6 @@ PEER_ROW = np.dtype(
         ("lane", "u1"),
         ("peer", "<u4"),
         ("sent", "<f4"),
-        ("own_us", "<f4"),
         ("credit_us", "<f4"),
         ("wire_us", "<f4"),
         ("peer_us", "<f4"),

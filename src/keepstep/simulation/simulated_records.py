@@ -214,8 +214,6 @@ class JobModel:
         rows = np.zeros((self.layout.world, 1), STEP_ROW)
         rows["step"] = step
         rows["duration_us"][:, 0], rows["own_us"][:, 0], rows["data_us"][:, 0] = times.duration, times.own, times.data
-        rows["outside_us"][:, 0] = times.outside
-        rows["comm_us"][:, 0] = times.duration - times.own - times.data
         return rows
 
     def _group_table(self, times: StepTimes) -> Numbers:
