@@ -330,8 +330,7 @@ class TrafficConductor:
     def _orders(self, given: dict[tuple[int, int], tuple[int, ...]], now: float) -> list[Action]:
         changed = {pair for pair in {*given, *self._given} if given.get(pair) != self._given.get(pair)}
         if not changed:
-            self._phase, self._next = "active", now + _EVERY_S
-            self._counts.follow(dict(self._places3()), now=now)
+            self._in_force(now)
             return []
         self._given = given
         self._renewed = False
@@ -355,9 +354,13 @@ class TrafficConductor:
         if self._waiting:
             late, self._given = ", ".join(map(str, sorted(self._waiting)[:8])), {}
             return self._later(now, f"path plan {self.number} is not in force on ranks {late}; it is given again")
+        self._in_force(now)
+        return [Tell(f"path plan {self.number} is in force on all {len(self._places)} members")]
+
+    def _in_force(self, now: float) -> None:
+        """The connections are on their ports: what they carry is counted from here on."""
         self._phase, self._next = "active", now + _EVERY_S
         self._counts.follow(dict(self._places3()), now=now)
-        return [Tell(f"path plan {self.number} is in force on all {len(self._places)} members")]
 
     def _push(self, now: float) -> list[Action]:
         """A collective that waits for a dead link never ends, and no boundary comes: have it cut, once a plan."""

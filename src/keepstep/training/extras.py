@@ -41,12 +41,16 @@ class _Taken:
 
 
 class Extras:
-    """The extra objects of one member, by name."""
+    """The extra objects of one member, by name.
+
+    `large` says whether, at the last capture, there was any that must be alike on all replicas.
+    """
 
     def __init__(self, objects: Mapping[str, Any]) -> None:
         self._objects = dict(objects)
         self._agreed: dict[int, dict[str, bytes]] = {}
         self._taken = _Taken()
+        self.large = False
 
     def __bool__(self) -> bool:
         return bool(self._objects)
@@ -57,11 +61,6 @@ class Extras:
     def shared(self) -> dict[str, Any]:
         """The states of those that are too large to go beside the state now, by name."""
         return {name: tree for name, tree in self._trees().items() if _size(tree) > _BESIDE_BYTES}
-
-    @property
-    def large(self) -> bool:
-        """Whether there is any that must be alike on all replicas."""
-        return any(_size(tree) > OWN_BYTES for tree in self._trees().values())
 
     def large_digest(self) -> tuple[bytes, tuple[str, ...]]:
         """Of those that must be alike on all replicas: a digest over their values, and their names; empty: none."""
@@ -131,7 +130,9 @@ class Extras:
 
     def _values(self) -> dict[str, bytes]:
         trees = self._trees()
-        return {name: dumps(tree, canonical=True) for name, tree in trees.items() if _size(tree) <= _BESIDE_BYTES}
+        sizes = {name: _size(tree) for name, tree in trees.items()}
+        self.large = any(size > OWN_BYTES for size in sizes.values())
+        return {name: dumps(tree, canonical=True) for name, tree in trees.items() if sizes[name] <= _BESIDE_BYTES}
 
     def _digest_now(self, name: str) -> bytes:
         one = self._objects.get(name)
