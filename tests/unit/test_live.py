@@ -184,6 +184,13 @@ def test_what_is_no_fault_names_nobody(kind, seed):
     assert all(one.finding.suspects == () for _, one in said)
 
 
+@pytest.mark.parametrize("seed", [18, 36, 44, 46, 47])
+def test_a_run_of_long_sequences_names_nobody(seed):
+    """One of two replicas gets the longer ones many times in a row, soon after lengths began to vary."""
+    _, said = run(Disturbance("sequence-lengths", begin=60), steps=100, seed=seed)
+    assert alarms(said) == []
+
+
 @pytest.mark.parametrize("dwell", [2, 3, 5])
 def test_a_straggler_that_moves_on_names_nobody(dwell):
     _, said = run(Disturbance("rotating", factor=1.5, dwell=dwell), steps=150)

@@ -2,7 +2,8 @@
 
 A rank is slow when the median of its last `STEPS` ratios lies above its own usual one by more than its usual scatter
 allows, in nearly every one of these steps. Where a job has often seen short spells of one rank or the other, a spell
-has to last longer than those before it counts: a straggler that moves on is no fault.
+has to last longer than those before it counts: a straggler that moves on is no fault. Neither is a run of long steps
+that comes about by chance where every other step of the rank is long.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ _ALWAYS = 0.9
 _BY_CHANCE = 0.75
 _MEMORY = 256
 _SPELL = 0.08
+_RECENT = 12
+_CHANCE = 13.8  # -log of one in a million
 _ALIKE = 0.5
 
 
@@ -178,7 +181,9 @@ def _slower_than_usual(watch: Watch, step: int, *, tier: _Tier) -> Iterator[Exce
     strong = (shift > tier.times * limit) & (shift > tier.ratio)
     for rank in np.flatnonzero(strong & above & matters).tolist():
         spell = _spell(history.ratio[rank] - middle[rank], history.judged, step=step, limit=0.5 * float(limit[rank]))
-        if spell >= steps_needed(watch, step, least=count, ratio=float(shift[rank])) - tier.misses:
+        needed = steps_needed(watch, step, least=count, ratio=float(shift[rank])) - tier.misses
+        longer = history.ratio[rank] - middle[rank] > 0.5 * shift[rank]
+        if spell >= needed and _no_chance(longer, history.judged, step=step, spell=spell):
             yield Excess(rank, float(shift[rank]), float(excess[rank]), float(shift[rank] / limit[rank]), True, spell)
 
 
@@ -255,6 +260,25 @@ def note_spells(watch: Watch, step: int, *, named: set[int]) -> None:
             height = float(np.median(history.ratio[rank, history.columns(step - 1, length)]))
             watch.bursts.append(Burst(rank, step - 1, length, height))
     watch.bursts = [burst for burst in watch.bursts if burst.last > step - _MEMORY][-256:]
+
+
+def _no_chance(longer: Numbers, judged: Numbers, *, step: int, spell: int) -> bool:
+    """Whether so many of the `spell` steps up to `step` are `longer`, as few were before, that it is no chance.
+
+    The probability is at most exp(-n KL(k/n, p)) for k of n steps, each with probability p: the bound of Chernoff, in
+    W. Hoeffding, Probability inequalities for sums of bounded random variables (1963), theorem 1.
+    """
+    first = step - spell + 1
+    before = 0.0
+    for count in (_RECENT, _PAST):
+        steps = np.arange(max(0, first - count), first)
+        columns = steps[judged[steps % COLUMNS] == steps] % COLUMNS
+        before = max(before, float(np.mean(longer[columns])) if len(columns) else 0.0)
+    now = float(np.mean(longer[np.arange(first, step + 1) % COLUMNS]))
+    if now <= before or before == 0.0:
+        return before == 0.0
+    beside = (1 - now) * np.log((1 - now) / (1 - before)) if now < 1 else 0.0
+    return bool(spell * (now * np.log(now / before) + beside) >= _CHANCE)
 
 
 def _run(ratio: Numbers, judged: Numbers, *, step: int, limit: float) -> int:

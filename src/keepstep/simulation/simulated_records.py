@@ -31,7 +31,8 @@ class Disturbance:
 
     `kind`: slow-compute, busy-gil, starved, slow-data (`rank`, `factor` of a step); throttle-link (`rank` to `peer`),
     throttle-source (`rank`), throttle-node (`node`) make collectives `factor` - 1 steps longer; data-stall (all ranks);
-    sequence-lengths, heavy-last-stage, garbage-collection, rotating (no rank), saving, recompiling (`rank`, `seconds`).
+    sequence-lengths (of each replica), heavy-last-stage, garbage-collection, rotating (no rank), saving, recompiling
+    (`rank`, `seconds`).
     """
 
     kind: str
@@ -119,7 +120,8 @@ class JobModel:
             case "data-stall":
                 times.data += extra
             case "sequence-lengths":
-                times.own *= np.exp(self._rng.normal(0.0, 0.3, world))
+                replica = np.arange(world) // (self.layout.tp * self.layout.pp)
+                times.own *= np.exp(self._rng.normal(0.0, 0.3, self.layout.dp))[replica]
             case "heavy-last-stage":
                 times.own[self.layout.stages() == self.layout.pp - 1] *= one.factor
             case "garbage-collection" if step % 25 == 3:
