@@ -5,6 +5,8 @@ from __future__ import annotations
 from keepstep.records.events import Suspect
 from keepstep.records.messages import Address, Hello, MemberExited, MemberStarted, MemberStopped
 from keepstep.records.watch_messages import MemberHung
+from keepstep.service.analysis_process import Analysis
+from keepstep.service.analysis_wire import Begin, Look
 from keepstep.service.arrivals import Arrivals, judged
 from keepstep.service.loss_findings import ended_by_signal, stands_still
 
@@ -38,6 +40,22 @@ def test_a_rank_that_never_comes_is_judged_by_what_the_others_needed() -> None:
     assert judged(notes, 3, now=103.0) == {}
     (finding,) = judged(notes, 3, now=130.0).values()
     assert (finding.kind, finding.suspects) == ("startup_never_arrived", ((Suspect(rank=2),),))
+
+
+def test_a_late_rank_that_comes_is_no_finding_any_more_and_is_told_again_in_the_next_attempt() -> None:
+    analysis = Analysis(Begin("j", 3))
+    arrivals = started()
+    for rank in (0, 1):
+        arrivals.note(hello(rank), node="n0", member=f"m{rank}", now=102.0)
+    notes = arrivals.notes("starting")
+    said = [analysis.look(Look(now, arrivals=notes)).changes for now in (130.0, 131.0)]
+    assert [(one.status, one.finding.kind) for one in said[0]] == [("new", "startup_never_arrived")] and said[1] == ()
+    arrivals.note(hello(2), node="n0", member="m2", now=132.0)
+    (gone,) = analysis.look(Look(132.0, arrivals=arrivals.notes("starting"))).changes
+    assert (gone.status, gone.finding.suspects) == ("ended", ((Suspect(rank=2),),))
+    assert analysis.look(Look(133.0, arrivals=notes)).changes[0].status == "new"
+    assert analysis.look(Look(134.0)).changes == ()
+    assert analysis.look(Look(135.0, arrivals=notes)).changes[0].status == "new"
 
 
 def test_the_first_rank_of_another_version_than_the_controller_is_named_alone() -> None:

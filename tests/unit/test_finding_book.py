@@ -115,3 +115,26 @@ def test_with_a_finding_ends_what_narrows_it(desk) -> None:
     book.enter(Standing("k", "ended", SLOW))
     assert [(r.number, r.status) for r in records[4:]] == [(1, "ended"), (2, "ended"), (3, "ended")]
     assert list(book.open) == ["other"] and "finding 2, which it narrows" in records[-1].evidence[-1]
+
+
+def test_one_that_turns_out_to_be_an_alarm_is_said_and_gets_evidence(desk) -> None:
+    book, records, said = desk
+    assert book.enter(Standing("k", "new", Finding(kind="imbalance")))
+    assert book.enter(Standing("k", "updated", SLOW))
+    assert said == ["finding 1: compute_slow, rank 3 (100% sure)"] and records[-1].bundle == "findings/1"
+    assert not book.enter(Standing("k", "updated", Finding(kind="imbalance")))
+    assert said[1:] == ["finding 1 is no alarm any more: imbalance (100% sure)"]
+
+
+def test_what_an_earlier_controller_left_standing_has_ended(tmp_path: Path) -> None:
+    slow = [Finding(kind="compute_slow", number=number, suspects=((Suspect(rank=number),),)) for number in (1, 2)]
+    kept, said = Kept(*slow, Finding(kind="compute_slow", number=1, status="ended")), []
+    state = new_job(JobSpec("j", 4, 1, "v", b""), 1)
+    bundles = Bundles(tmp_path, Retention(9, 1 << 20))
+    book = FindingBook(kept, lambda: state, bundles=bundles, clock=Still(), say=said.append)
+    book.end_left()
+    bundles.close()
+    (ended,) = kept.records
+    assert (ended.number, ended.status, ended.suspects) == (2, "ended", ((Suspect(rank=2),),))
+    assert "another controller took over" in ended.evidence[-1] and book.numbered(2) == ended
+    assert said == ["finding 2 has ended with its controller: compute_slow, rank 2 (100% sure)"]

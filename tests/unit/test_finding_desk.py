@@ -12,7 +12,7 @@ from test_job_shell import HELLO, StandingClock, shell_with
 
 from keepstep.errors import UsageError
 from keepstep.records.events import Finding, FindingKind, Suspect
-from keepstep.records.messages import StateDigest
+from keepstep.records.messages import Address, Hello, MemberExited, MemberStarted, StateDigest
 from keepstep.records.watch_messages import MismatchSaid, NodeProbed
 from keepstep.service.analysis_wire import Standing
 from keepstep.service.controller import JobShell
@@ -160,3 +160,56 @@ def test_what_plain_processes_showed_ends_when_all_start_again(desk) -> None:
     shell.state = msgspec.structs.replace(shell.state, attempt=1, phase="starting")
     made.analyst.after_look()
     assert made.book.open == {} and "started again" in made.book.numbered(1).evidence[-1]
+
+
+def test_what_was_wrong_with_a_start_ends_when_all_have_joined(desk) -> None:
+    made, shell = desk
+    late = Finding(kind="startup_never_arrived", suspects=((Suspect(rank=1),),))
+    made.book.enter(Standing("start:startup_never_arrived:1", "new", late))
+    made.analyst.after_look()
+    assert len(made.book.open) == 1
+    shell.state = msgspec.structs.replace(shell.state, phase="running")
+    made.analyst.after_look()
+    assert made.book.open == {} and made.book.numbered(1).evidence == ("ended: all ranks have joined",)
+
+
+@pytest.mark.parametrize("kind", ["compute_slow", "state_divergence"])
+def test_the_end_of_a_process_that_was_slow_or_odd_is_a_finding_too(desk, kind) -> None:
+    made, shell = desk
+    made.book.enter(Standing("before", "new", Finding(kind=kind, suspects=((Suspect(rank=1),),))))
+    name = next(member.name for member in shell.state.members.values() if member.rank == 1)
+    made.take(MemberExited(name, 1, 0, 9), node="n1", member=name)
+    made.take(MemberExited(name, 1, 0, 9), node="n1", member=name)
+    assert [finding.kind for finding in made.book.open.values()] == [kind, "crash"]
+
+
+def exited(shell: JobShell, signal: int) -> MemberExited:
+    name = next(member.name for member in shell.state.members.values() if member.rank == 1)
+    return MemberExited(name, 1, 0, signal, protected=False)
+
+
+@pytest.mark.parametrize(("signal", "named"), [(9, True), (11, True), (6, False)])
+def test_a_plain_rank_that_a_signal_ends_is_named_unless_a_library_may_have_ended_it(desk, signal, named) -> None:
+    made, shell = desk
+    fact = exited(shell, signal)
+    made.take(fact, node="n1", member=fact.member)
+    assert [f.suspects for f in made.book.open.values()] == ([((Suspect(rank=1),),)] if named else [])
+
+
+def test_a_rank_that_dies_when_others_have_joined_is_a_start_that_failed(desk) -> None:
+    made, shell = desk
+    for rank in (0, 1):
+        made.take(MemberStarted(f"m{rank}", rank, "n1", 1), node="n1", member="")
+    made.take(Hello("m0", 0, 2, 1, Address("m0", "n1", "", "127.0.0.1", 1), "1", "2"), node="n1", member="m0")
+    fact = exited(shell, 9)
+    made.take(fact, node="n1", member=fact.member)
+    (finding,) = made.book.open.values()
+    assert (finding.kind, finding.suspects, finding.victims) == ("startup_died", ((Suspect(rank=1),),), (0,))
+
+
+def test_links_of_a_script_without_our_lines_are_not_probed(desk) -> None:
+    made, _ = desk
+    stuck = Finding(kind="communication_hang", suspects=((Suspect(rank=0), Suspect(rank=1)),), next_probe="an echo")
+    made.book.enter(Standing("plain:communication_hang", "new", stuck))
+    with pytest.raises(UsageError, match=r"have not joined.*by hand: an echo"):
+        asyncio.run(made.probes.probe(1))

@@ -95,6 +95,17 @@ def test_a_slow_rank_on_a_good_node_is_its_own_fault(value, layer, suspects) -> 
     assert (found.layer, found.suspects) == (layer, suspects)
 
 
+def test_a_node_is_not_slower_than_itself() -> None:
+    finding = Finding(kind="compute_slow", number=5, layer="application", suspects=((Suspect(rank=3),),))
+    plan = ProbePlan("cpu", ranks=(3, 0, 1))
+    results = [NodeResult(rank, "n0", 40.0 if rank == 3 else 100.0, "loops/s") for rank in plan.ranks]
+    found = narrowed(finding, plan, nodes=results)
+    assert (found.layer, found.suspects, found.confidence) == (finding.layer, finding.suspects, finding.confidence)
+    assert "share the node" in found.evidence[1]
+    files = narrowed(finding, ProbePlan("read", ranks=plan.ranks), nodes=results)
+    assert files.layer == "storage" and "its files" in files.evidence[1]
+
+
 def test_a_slow_loader_is_measured_by_reading_and_a_hang_by_stacks() -> None:
     loader = Finding(kind="compute_slow", layer="dataloader", suspects=((Suspect(rank=0),),))
     hang = Finding(kind="noncommunication_hang", suspects=((Suspect(rank=0),),))

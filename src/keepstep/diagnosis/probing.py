@@ -199,9 +199,17 @@ def _after_nodes(
         return (*same, finding.layer, ["too little was measured to compare", *words])
     nodes = _by_node(results, suspects)
     if min(theirs) < _NODE_SHARE * median(others):
+        if not nodes and plan.kind == "cpu":
+            said = (
+                "ranks that are not slow share the node: what was measured there is chance, and says nothing about it"
+            )
+            return (*same, finding.layer, [said, *words])
         layer: Layer = "storage" if plan.kind == "read" else "host_cpu"
         left = tuple((Suspect(node=node),) for node in nodes) or finding.suspects
-        return finding.kind, left, 0.9, layer, [f"the node itself is slower than others: {layer}", *words]
+        what = (
+            "the node itself is slower than others" if nodes else "its files are read more slowly than those of others"
+        )
+        return finding.kind, left, 0.9, layer, [f"{what}: {layer}", *words]
     layer = "dataloader" if plan.kind == "read" else "application"
     what = "reads files" if plan.kind == "read" else "computes"
     return finding.kind, finding.suspects, 0.8, layer, [f"the node {what} as fast as others: {layer}", *words]

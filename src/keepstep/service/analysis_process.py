@@ -34,7 +34,8 @@ __all__ = ["Analysis", "main"]
 
 _NICE = 5
 _BASELINE_EVERY = 100
-_OTHERS = ("start:", "plain:", "earlier:")
+_START = "start:"
+_OTHERS = (_START, "plain:", "earlier:")
 """How the keys of findings begin that are not the live analysis's own."""
 
 
@@ -48,7 +49,7 @@ class Analysis:
             baseline = msgspec.msgpack.decode(begin.baseline, type=Baseline) if begin.baseline else None
         self._world = begin.world
         self._earlier = (begin.earlier, baseline) if baseline is not None else None
-        self._open = {standing.key for standing in begin.open if standing.key.startswith(_OTHERS)}
+        self._starts = {one.key: one.finding for one in begin.open if one.key.startswith(_START)}
         live = tuple(_live(standing) for standing in begin.open if not standing.key.startswith(_OTHERS))
         self._state: Watch = begin_watch(WatchPlan(world=begin.world, job=begin.job, baseline=baseline, open=live))
         self._plain = PlainWatch(begin.world, hang_s=begin.hang_s)
@@ -60,8 +61,7 @@ class Analysis:
         self._state, changes = observe(self._state, look.reports, now=look.now)
         standing = [_standing(change) for change in changes]
         standing += [_standing(change) for change in self._plain.observe(look.plain, look.now)]
-        if look.arrivals:
-            standing += self._arrivals(look)
+        standing += self._arrivals(look)
         self._looks += 1
         now = baseline_of(self._state) if self._looks % _BASELINE_EVERY == 0 else None
         if now is None or not now.fingerprint.layout:  # members that close have no groups any more
@@ -76,11 +76,16 @@ class Analysis:
         return [Standing(f"earlier:{earlier[0]}", "new", finding)]
 
     def _arrivals(self, look: Look) -> list[Standing]:
-        """Start-up findings; one that does not come again has ended."""
-        found = judged(look.arrivals, self._world, now=look.now)
-        new = [Standing(key, "new", finding) for key, finding in found.items() if key not in self._open]
-        self._open |= set(found)
-        return new
+        """Start-up findings; one that does not come again has ended.
+
+        Without arrivals the start is over, for good or bad: which of the two is for others to say.
+        """
+        found = judged(look.arrivals, self._world, now=look.now) if look.arrivals else {}
+        before, self._starts = self._starts, found
+        gone = [
+            Standing(key, "ended", finding) for key, finding in before.items() if look.arrivals and key not in found
+        ]
+        return [*gone, *(Standing(key, "new", finding) for key, finding in found.items() if key not in before)]
 
 
 def _live(standing: Standing) -> LiveFinding:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from keepstep.diagnosis.arrival import Arrival, ArrivalFacts, judge_arrivals
-from keepstep.records.events import Finding, Suspect
+from keepstep.records.events import Finding, FindingKind, Suspect
 from keepstep.records.messages import Fact, Hello, MemberExited, MemberStarted
 from keepstep.service.analysis_wire import Standing
 
@@ -44,7 +44,8 @@ class Arrivals:
         self._notes: dict[str, Arrival] = {}
 
     def note(self, fact: Fact, *, node: str, member: str, now: float, ordered: bool = False) -> list[Standing]:
-        """Take a fact; what it shows that cannot wait: the job ends at once where members disagree.
+        """Take a fact; what it shows that cannot wait: the job ends at once where members disagree, and starts again
+        where one dies.
 
         `ordered`: the job ends or starts again, so that the end of a process is nothing of its own.
         """
@@ -62,12 +63,23 @@ class Arrivals:
                 if self._version and fact.keepstep_version != self._version:
                     odd = _unlike_controller(self._notes[member].rank, fact.keepstep_version, own=self._version)
                     return [Standing(_key(odd), "new", odd)]
-                found = judged(tuple(self._notes.values()), self._world, now=now)
-                return [Standing(k, "new", f) for k, f in found.items() if f.kind == "startup_disagrees"]
+                return self._now("startup_disagrees", now)
             case MemberExited() if fact.member in self._notes and not ordered:
                 code = 128 + fact.signal if fact.signal else fact.code
                 self._notes[fact.member] = msgspec.structs.replace(self._notes[fact.member], exited=code)
+                if code and self.joined:
+                    return self._now("startup_died", now)
         return []
+
+    def _now(self, kind: FindingKind, now: float) -> list[Standing]:
+        """What of that kind is wrong with these starts."""
+        found = judged(tuple(self._notes.values()), self._world, now=now)
+        return [Standing(key, "new", finding) for key, finding in found.items() if finding.kind == kind]
+
+    @property
+    def joined(self) -> bool:
+        """Whether anybody has joined while these starts were noted: the script has keepstep's lines."""
+        return any(note.arrived is not None for note in self._notes.values())
 
     def notes(self, phase: str) -> tuple[Arrival, ...]:
         """The starts while the job is in a `phase` in which not all ranks have arrived; nothing once they have.
@@ -76,5 +88,4 @@ class Arrivals:
         """
         if phase not in ("starting", "ending"):
             self._notes.clear()
-        joins = any(note.arrived is not None for note in self._notes.values())
-        return tuple(self._notes.values()) if joins else ()
+        return tuple(self._notes.values()) if self.joined else ()

@@ -56,9 +56,9 @@ class FindingBook:
         return "; ".join(f"finding {finding.number}: {one_line(finding)}" for finding in standing[:_SHOWN])
 
     def enter(self, standing: Standing) -> bool:
-        """Take news of a finding; True if it is a new one. One that ends and comes again gets another number.
+        """Take news of a finding; True if it is a new one, or one that was no alarm before.
 
-        With a finding ends what a probe made of it.
+        One that ends and comes again gets another number. With a finding ends what a probe made of it.
         """
         known = self.open.get(standing.key)
         if known is None and (standing.status == "ended" or self._count >= _MOST_FINDINGS):
@@ -77,9 +77,23 @@ class FindingBook:
                 self.end(key, f"finding {finding.number}, which it narrows, has ended")
             return False
         self.open[standing.key] = finding
-        if known is None:
+        fresh = known is None or (known.kind in QUIET and finding.kind not in QUIET)
+        if fresh:
             self._tell(finding, f"finding {finding.number}: {one_line(finding)}")
-        return known is None
+        elif finding.kind in QUIET and known is not None and known.kind not in QUIET:
+            self._say(f"finding {finding.number} is no alarm any more: {one_line(finding)}")
+        return fresh
+
+    def end_left(self) -> None:
+        """What an earlier controller left standing has ended with it: nobody looks whether it passes.
+
+        What still holds is found again, under another number.
+        """
+        for finding in [told for told in self._told.values() if told.status != "ended"]:
+            why = "ended: another controller took over; what still holds is found again"
+            left = msgspec.structs.replace(finding, evidence=(*finding.evidence, why))
+            ended = self._journalled(Standing("", "ended", left), finding.number)
+            self._tell(ended, f"finding {ended.number} has ended with its controller: {one_line(ended)}")
 
     def end(self, key: str, why: str) -> None:
         """The finding of that key, if it stands, has passed."""

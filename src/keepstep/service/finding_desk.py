@@ -5,6 +5,7 @@ The desk decides nothing about members: hard evidence becomes a fact for the job
 
 from __future__ import annotations
 
+import signal
 from collections import deque
 from pathlib import Path
 from typing import Protocol
@@ -60,9 +61,11 @@ __all__ = ["FindingDesk", "WatchedJob"]
 
 _MOST_CALLED = 1000
 _LOSSES = ("still:", "crash:")
+_LOST = ("crash", "noncommunication_hang", "startup_died", "collective_mismatch")
+"""Kinds of findings that the end of a process of the same rank adds nothing to."""
 _PROBE = "probe:"
 _SAID = "said:mismatch"
-_OF_ATTEMPT = ("calls:", "replicas:", "state:", "plain:", _SAID)
+_OF_ATTEMPT = ("calls:", "replicas:", "state:", "plain:", "start:", _SAID)
 """How the keys of findings begin that are about the processes of one attempt, and that nothing else ends."""
 
 _ENDED_BY_ORDER = ("ending", "restarting", "done")
@@ -154,7 +157,7 @@ class FindingDesk:
         """Facts that are for the job machine, and tell something on the way."""
         if isinstance(fact, ScriptFailed):
             self._ask_calls()
-        if isinstance(fact, MemberExited) and fact.signal and fact.protected and self._is_lost(fact.member):
+        if isinstance(fact, MemberExited) and fact.signal and self._is_lost(fact.member) and self._ended_alone(fact):
             self._note_loss(ended_by_signal(node, fact), key=f"crash:{fact.member}")
         if isinstance(fact, NodeLost):
             self._note_node(fact)
@@ -165,6 +168,11 @@ class FindingDesk:
         ordered = self._shell.state.phase in _ENDED_BY_ORDER
         for standing in self._starts.note(fact, node=node, member=member, now=self._clock.wall(), ordered=ordered):
             self._on_change(standing)
+
+    def open(self) -> None:
+        """Begin to watch, after `lead()`; what an earlier controller left standing has ended."""
+        self.book.end_left()
+        self.analyst.open()
 
     async def last_look(self) -> None:
         """Have everything found that the facts so far can show."""
@@ -238,6 +246,8 @@ class FindingDesk:
                 self.book.end(key, f"{holder.name} took the place of {finding.member}")
             elif steady and key.startswith("node:"):
                 self.book.end(key, "other nodes hold its ranks")
+            elif steady and state.phase == "running" and key.startswith("start:"):
+                self.book.end(key, "all ranks have joined")
             elif steady and key.startswith(_OF_ATTEMPT) and (finding.attempt or 0) < state.attempt:
                 self.book.end(key, "the job was started again, with other processes")
                 self._hangs.note(key, None, hard=False)
@@ -246,10 +256,22 @@ class FindingDesk:
     # -------------------------------------------------------------- losses
 
     def _note_loss(self, finding: Finding, *, key: str) -> None:
-        """A rank is lost by hard evidence: a finding, unless the analysis has it already."""
+        """A rank is lost by hard evidence: a finding, unless the loss of this process is one already.
+
+        That it was slow before, or its weights odd, is another fault.
+        """
         lone = ranks_of(finding)
-        if lone[0] >= 0 and not any(ranks_of(known) == lone for known in self.book.open.values()):
+        told = any(
+            known.kind in _LOST and ranks_of(known) == lone and known.member in (None, finding.member)
+            for known in self.book.open.values()
+        )
+        if lone[0] >= 0 and not told:
             self._on_change(Standing(key, "new", finding))
+
+    def _ended_alone(self, fact: MemberExited) -> bool:
+        """Whether a signal that ended a process says something of it: of a script without keepstep's lines, too, unless
+        a library may have ended it for what another rank did."""
+        return fact.protected or (fact.signal != signal.SIGABRT and not self._starts.joined)
 
     def _note_node(self, fact: NodeLost) -> None:
         """A node is lost: a finding, if somebody was on it and it is nobody's order."""

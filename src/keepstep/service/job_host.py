@@ -167,7 +167,7 @@ class JobHost:
         if not self._keeper.events:
             self._keeper.keep(_started(facts), durable=True)
         self.shell.lead()
-        self.desk.analyst.open()
+        self.desk.open()
         self._predicting = background(self._coverage.run())
         if self._paths is not None:
             self._pacing = background(self._paths.run())

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from keepstep.control.job_state import Directed
-from keepstep.control.roster import by_rank
+from keepstep.control.roster import Status, by_rank
 from keepstep.diagnosis.probing import NodeResult, PairResult, ProbePlan, narrowed, plan_probe
 from keepstep.errors import UsageError
 from keepstep.records.events import Finding
@@ -63,6 +63,11 @@ class ProbeDesk:
                 f"no measurement would narrow finding {number} ({finding.kind})",
                 remedy=f"by hand: {finding.next_probe}" if finding.next_probe else "see its evidence",
             )
+        if plan.kind == "links" and not self._links_can_be_measured(plan):
+            raise UsageError(
+                f"finding {number} is about links, and the members of this job have not joined: they measure nothing",
+                remedy=f"by hand: {finding.next_probe}" if finding.next_probe else "see its evidence",
+            )
         if number in self._running:
             raise UsageError(f"finding {number} is being probed already", remedy="wait for the answer")
         if self._shell.state.phase not in ("running", "starting"):
@@ -79,6 +84,11 @@ class ProbeDesk:
                 await asyncio.wait_for(running.complete.wait(), _LIMIT_S)
             except TimeoutError:
                 late = f" ({running.wanted - len(running.pairs) - len(running.nodes)} measurements never came)"
+            if not running.pairs and not running.nodes:
+                raise UsageError(
+                    f"nothing was measured for finding {finding.number}: no member answered in {_LIMIT_S:.0f} s",
+                    remedy="see its evidence, and `keepstep report` for what else stands",
+                )
             result = narrowed(finding, plan, pairs=running.pairs, nodes=running.nodes)
             now = self._numbered(finding.number)
             if now is None or now.status == "ended":
@@ -92,6 +102,12 @@ class ProbeDesk:
             )
         finally:
             del self._running[finding.number]
+
+    def _links_can_be_measured(self, plan: ProbePlan) -> bool:
+        """Whether a member at an end has joined: transfers are made by members, and by no script without our lines."""
+        members = by_rank(self._shell.state.members)
+        ends = {rank for pair in plan.pairs for rank in pair}
+        return any(members[rank].status is not Status.STARTING for rank in ends & members.keys())
 
     def _order(self, finding: Finding, plan: ProbePlan) -> None:
         state = self._shell.state
