@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from keepstep.service.hang_check import Look, compared
-from keepstep.service.stack_words import digest_of, own_line, place_words, stands_at_a_lock
-from keepstep.service.stacks import StackFrame
+from keepstep.service.plain_eyes import plain_place
+from keepstep.service.stack_words import digest_of, own_line, place_words, stands_at_a_lock, waits_for_work
+from keepstep.service.stacks import Stack, StackFrame, ThreadStack
 
 SLEEPS = (StackFrame("stand_still", "/u/train.py", 12), StackFrame("<module>", "/u/train.py", 40))
 STILL = Look("S", SLEEPS, "py-spy", 10.0, 500, False)
@@ -50,6 +52,44 @@ def test_a_lock_of_the_script_denies_a_swap_but_not_a_restart_of_all(tmp_path: P
     look = change(frames=(StackFrame("<module>", str(script), 4),))
     assert "stands at a lock" in compared(look, look, apart_s=1.0, alone=True)
     assert compared(look, look, apart_s=1.0, alone=False) == ""
+
+
+@pytest.mark.parametrize(
+    "line", ["with self.mutex:", "with guards[rank]:", "fcntl.flock(file, fcntl.LOCK_EX)", "item = ready.get()"]
+)
+def test_other_locks_of_a_script(tmp_path: Path, line: str) -> None:
+    (tmp_path / "train.py").write_text(f"{line}\n")
+    assert stands_at_a_lock((StackFrame("step", str(tmp_path / "train.py"), 1),))
+
+
+@pytest.mark.parametrize("line", ["with torch.no_grad():", "time.sleep(options.get('pause', 600))", "read(handle)"])
+def test_lines_that_are_no_locks(tmp_path: Path, line: str) -> None:
+    (tmp_path / "train.py").write_text(f"{line}\n")
+    assert not stands_at_a_lock((StackFrame("step", str(tmp_path / "train.py"), 1),))
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_collective_of_another_backend_denies_it(alone: bool) -> None:
+    """G-20: the recorder does not know of it, and a new member would call it, too."""
+    frames = (
+        StackFrame("barrier", "/x/site-packages/torch/distributed/distributed_c10d.py", 4800),
+        StackFrame("wrapper", "/x/site-packages/torch/distributed/c10d_logger.py", 81),
+        StackFrame("<module>", "/u/train.py", 40),
+    )
+    look = change(frames=frames)
+    assert "waits for others in a collective, by its stack" in compared(look, look, apart_s=1.0, alone=alone)
+    frozen = change(frames=frames, state="T")
+    assert compared(frozen, frozen, apart_s=1.0, alone=alone) == ""
+
+
+def test_a_script_that_waits_for_a_collective_of_its_own_stands_at_no_lock(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("work.wait()\n")
+    mine = StackFrame("step", str(tmp_path / "train.py"), 1)
+    assert waits_for_work((mine,)) and not stands_at_a_lock((mine,))
+    assert "collective" in compared(change(frames=(mine,)), change(frames=(mine,)), apart_s=1.0, alone=False)
+    assert plain_place(Stack(1, "py-spy", (ThreadStack("MainThread", False, (mine,)),))) == "collective"
+    inner = (StackFrame("wait", threading.__file__, threading.Event.wait.__code__.co_firstlineno), mine)
+    assert not waits_for_work(inner)
 
 
 def test_a_loader_that_waits_for_its_workers_stands_at_no_lock() -> None:

@@ -16,8 +16,9 @@ WORLD = 4
 class Job:
     """Looks at four ranks, one a second; `looks(rank, second)` gives (place, stack, cpu seconds so far)."""
 
-    def __init__(self, *, hang_s: float = 5.0) -> None:
+    def __init__(self, *, hang_s: float = 5.0, clock_s: float = 0.0) -> None:
         self.watch = PlainWatch(WORLD, hang_s=hang_s)
+        self.clock_s = clock_s
         self.second = 0
         self.changes: list[PlainChange] = []
 
@@ -32,7 +33,8 @@ class Job:
                 samples.append(
                     PlainSample(rank, member(rank), state(rank), int(cpu_s * 1e6), waits, place, stack, where)
                 )
-            report = PlainReport(node="n0", wall=float(self.second), samples=tuple(samples), network_bytes=0)
+            wall = self.second + self.clock_s
+            report = PlainReport(node="n0", wall=wall, samples=tuple(samples), network_bytes=0)
             self.changes += self.watch.observe([report], float(self.second))
 
     @property
@@ -115,6 +117,15 @@ def test_a_slow_loader_is_named_and_becomes_hard_when_it_lasts() -> None:
     assert not new.hard
     job.run(40, slow_loader)
     assert [c.hard for c in job.alarms] == [False, True]
+
+
+@pytest.mark.parametrize("clock_s", [-300.0, 300.0])
+def test_the_clock_of_a_node_may_be_wrong(clock_s: float) -> None:
+    job = Job(clock_s=clock_s)
+    job.run(10, lambda rank, second: ("program", 7, 2.5) if rank == 2 else ("collective", 9, 2.5))
+    assert [c.finding.suspects for c in job.alarms] == [((Suspect(rank=2),),)]
+    job.run(40, slow_loader)
+    assert [c.finding.rank for c in job.alarms if c.finding.kind == "compute_slow"][:1] == [1]
 
 
 def test_a_straggler_that_rotates_is_nobody() -> None:

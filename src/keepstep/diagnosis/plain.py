@@ -40,9 +40,12 @@ class PlainChange(msgspec.Struct, frozen=True):
 
 
 class _Look(msgspec.Struct, frozen=True):
+    """`wall` is by the clock of the node, which may be wrong by minutes; `heard` by that of whoever calls."""
+
     wall: float
     node: str
     sample: PlainSample
+    heard: float
 
 
 class PlainWatch:
@@ -69,7 +72,7 @@ class PlainWatch:
             self._network.setdefault(report.node, deque(maxlen=_KEPT)).append((report.wall, report.network_bytes))
             for sample in report.samples:
                 fresh = True
-                renewed |= self._take(_Look(report.wall, report.node, sample))
+                renewed |= self._take(_Look(report.wall, report.node, sample, now))
         ended = self._end_all() if renewed else ()
         return (*ended, *self._changes(self._judge(now))) if fresh else ()
 
@@ -93,11 +96,11 @@ class PlainWatch:
     def _judge(self, now: float) -> dict[str, tuple[Finding, bool]]:
         """All findings that hold now, by key."""
         newest = {rank: looks[-1] for rank, looks in self._looks.items()}
-        if len(newest) < self._world or any(now - look.wall > _STALE_S for look in newest.values()):
+        if len(newest) < self._world or any(now - look.heard > _STALE_S for look in newest.values()):
             return {}
         still_s = min(_still_s(looks) for looks in self._looks.values())
         if still_s >= self._hang_s and all(len(looks) >= _LEAST_LOOKS for looks in self._looks.values()):
-            self._stood = max(look.wall for look in newest.values())
+            self._stood = max(look.heard for look in newest.values())
             return self._stalled(newest, still_s)
         slow = self._slow()
         if slow is None:
@@ -154,7 +157,8 @@ class PlainWatch:
         """What the interfaces moved in the meantime."""
         notes = []
         for node in sorted({look.node for look in newest.values()}):
-            seen = [item for item in self._network.get(node, ()) if item[0] >= newest[min(newest)].wall - still_s]
+            last = max(look.wall for look in newest.values() if look.node == node)
+            seen = [item for item in self._network.get(node, ()) if item[0] >= last - still_s]
             if len(seen) > 1:
                 rate = (seen[-1][1] - seen[0][1]) / max(seen[-1][0] - seen[0][0], 1e-3)
                 notes.append(f"the interfaces of node {node} moved {rate:.0f} B/s")
@@ -164,7 +168,7 @@ class PlainWatch:
 
     def _slow(self) -> Finding | None:
         """The one that the others mostly wait for. Looks at a job that stood still say nothing of how fast it works."""
-        looks = {r: [look for look in q if look.wall > self._stood][-_SLOW_LOOKS:] for r, q in self._looks.items()}
+        looks = {r: [look for look in q if look.heard > self._stood][-_SLOW_LOOKS:] for r, q in self._looks.items()}
         if any(len(newest) < _SLOW_LOOKS for newest in looks.values()) or self._world < 2:
             return None
         places = {r: Counter(look.sample.place for look in newest) for r, newest in looks.items()}

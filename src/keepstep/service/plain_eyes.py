@@ -8,7 +8,14 @@ from keepstep.records.plain_samples import PlainReport, PlainSample
 from keepstep.service.clock import Clock
 from keepstep.service.counters import host_counters, host_sample
 from keepstep.service.member_process import MemberProcess
-from keepstep.service.stack_words import digest_of, own_line, place_words, standing_of, stands_at_a_lock
+from keepstep.service.stack_words import (
+    digest_of,
+    own_line,
+    place_words,
+    standing_of,
+    stands_at_a_lock,
+    waits_for_work,
+)
 from keepstep.service.stacks import Stack, ThreadStack, spy_stack
 
 __all__ = ["PlainEyes", "plain_place"]
@@ -45,6 +52,8 @@ class PlainEyes:
 def plain_place(stack: Stack) -> str:
     """Where the main thread stands; one that sleeps in a backward pass waits there for the others' gradients."""
     where = standing_of(stack.main).where
+    if waits_for_work(stack.main):
+        return "collective"
     if stands_at_a_lock(stack.main):
         return "lock"
     main = _main_thread(stack)

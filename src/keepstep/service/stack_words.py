@@ -10,10 +10,16 @@ from keepstep.diagnosis.stack_places import StackPlace, place_of
 from keepstep.records.evidence import Frame
 from keepstep.service.stacks import StackFrame
 
-__all__ = ["digest_of", "line_of", "own_line", "place_words", "standing_of", "stands_at_a_lock"]
+__all__ = ["digest_of", "line_of", "own_line", "place_words", "standing_of", "stands_at_a_lock", "waits_for_work"]
 
 _MOST = 120
-_LOCK_LINE = re.compile(r"\.(acquire|join|wait|wait_for)\(|\bwith\b.*(lock|cond|sem)", re.IGNORECASE)
+_LOCK_LINE = re.compile(
+    r"\.(acquire|join|wait|wait_for)\(|\.get\((\)|timeout|block)|\b(flock|lockf)\("
+    r"|\bwith\b.*(lock|cond|sem)|^(async )?with\b[^()]*:",
+    re.IGNORECASE,
+)
+"""The innermost line of Python: what it calls is not. `with NAME:` stands at what a lock of C does there."""
+_WAIT_LINE = re.compile(r"\.wait\(")
 
 
 def digest_of(frames: tuple[StackFrame, ...]) -> int:
@@ -32,9 +38,17 @@ def standing_of(frames: tuple[StackFrame, ...]) -> StackPlace:
 def stands_at_a_lock(frames: tuple[StackFrame, ...]) -> bool:
     """Whether the innermost call of a main thread waits for another thread of the script."""
     where = standing_of(frames).where
-    if where in ("data", "collective", "storage"):
+    if where in ("data", "collective", "storage") or waits_for_work(frames):
         return False
     return where == "lock" or (bool(frames) and bool(_LOCK_LINE.search(line_of(frames[0]))))
+
+
+def waits_for_work(frames: tuple[StackFrame, ...]) -> bool:
+    """Whether the script itself calls a `wait` that is none of Python: that of a collective that goes on (or a store).
+
+    Waits of threads and processes are written in Python, and would be the innermost frame.
+    """
+    return bool(frames) and _own(frames) is frames[0] and bool(_WAIT_LINE.search(line_of(frames[0])))
 
 
 def line_of(frame: StackFrame) -> str:
