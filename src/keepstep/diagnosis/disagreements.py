@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter
+from collections.abc import Iterable
 
+from keepstep.diagnosis.call_groups import Calls, calls_by_communicator
 from keepstep.diagnosis.hang_words import listed
 from keepstep.diagnosis.log_case import LogCase, quotation, rank_list, words
 from keepstep.records.evidence import LogEvent
 from keepstep.records.finding import Finding, Suspect
+from keepstep.records.finding_words import suspect_words
 
 __all__ = ["calls_that_differ", "fingerprint_findings", "models_that_differ"]
 
@@ -133,39 +136,45 @@ def _shape_words(said: dict[int, dict[str, str]]) -> list[str]:
 
 def calls_that_differ(case: LogCase) -> list[Finding]:
     """Findings of call logs (`AllReduce: opCount ...`): ranks whose call of one number is another operation or size."""
-    calls: dict[int, dict[str, LogEvent]] = defaultdict(dict)
-    for event in case.of("nccl_call"):
-        rank = event.rank if event.rank is not None else int(event.fields.get("local", "-1"))
-        calls[rank][event.fields["count"]] = event
-    alike = _said_alike(case, set(calls))
-    if len(calls) < 2:
-        return []
+    told = [calls for calls in calls_by_communicator(case) if len(calls) > 1]
+    for look in (_call_that_differs, _behind_in_calls):
+        for calls in told:
+            if found := look(case, calls):
+                return found
+    return []
+
+
+def _call_that_differs(case: LogCase, calls: Calls) -> list[Finding]:
+    """The first call of one communicator that is not the same on all who made it."""
+    alike = _said_alike(case, {caller.rank for caller in calls})
     for count in sorted({count for said in calls.values() for count in said}, key=lambda text: int(text, 16)):
-        here = {rank: said[count] for rank, said in calls.items() if count in said}
+        here = {caller: said[count] for caller, said in calls.items() if count in said}
         opinions = {
-            rank: (event.fields["op"], event.fields["numel"], event.fields["dtype"]) for rank, event in here.items()
+            caller: (event.fields["op"], event.fields["numel"], event.fields["dtype"]) for caller, event in here.items()
         }
-        opinions |= {rank: opinions[like] for rank, like in alike.items() if like in opinions}
+        said_so = {Suspect(rank=rank): opinions.get(Suspect(rank=like)) for rank, like in alike.items()}
+        opinions |= {caller: what for caller, what in said_so.items() if what is not None}
         if len({what[:1] for what in opinions.values()}) > 1 or _sizes_differ(opinions):
             return [_call_finding(opinions, here, count=count, claimed=sorted(alike))]
-    return _behind_in_calls(calls)
+    return []
 
 
-def _behind_in_calls(calls: dict[int, dict[str, LogEvent]]) -> list[Finding]:
+def _behind_in_calls(case: LogCase, calls: Calls) -> list[Finding]:
     """Ranks whose newest call is an earlier one than that of the others."""
-    newest = {rank: max(said, key=lambda text: int(text, 16)) for rank, said in calls.items()}
+    newest = {caller: max(said, key=lambda text: int(text, 16)) for caller, said in calls.items()}
     top = max(newest.values(), key=lambda text: int(text, 16))
-    behind = sorted(rank for rank, count in newest.items() if count != top)
+    behind = _in_order(caller for caller, count in newest.items() if count != top)
     if not behind or len(behind) * 2 >= len(newest):
         return []
     return [
         Finding(
             kind="noncommunication_hang",
-            suspects=tuple((Suspect(rank=rank),) for rank in behind),
-            victims=tuple(sorted(set(newest) - set(behind))),
+            suspects=tuple((caller,) for caller in behind),
+            victims=_ranks(set(newest) - set(behind)),
             confidence=0.6,
             evidence=(
-                f"the others have called {top}, {listed(behind)} only up to {newest[behind[0]]}",
+                f"the others have called {top}, {words([suspect_words(one) for one in behind])} only up to "
+                f"{newest[behind[0]]}",
                 quotation(calls[behind[0]][newest[behind[0]]]),
             ),
             next_probe="stacks of these ranks (py-spy dump): what do they do instead?",
@@ -173,13 +182,21 @@ def _behind_in_calls(calls: dict[int, dict[str, LogEvent]]) -> list[Finding]:
     ]
 
 
-def _sizes_differ(opinions: dict[int, tuple[str, str, str]]) -> bool:
+def _in_order(callers: Iterable[Suspect]) -> list[Suspect]:
+    return sorted(callers, key=lambda one: (one.rank is None, one.rank or 0, one.node or "", one.pid or 0))
+
+
+def _ranks(callers: Iterable[Suspect]) -> tuple[int, ...]:
+    return tuple(sorted(one.rank for one in callers if one.rank is not None))
+
+
+def _sizes_differ(opinions: dict[Suspect, tuple[str, str, str]]) -> bool:
     return {what[0] for what in opinions.values()} <= {"AllReduce", "Broadcast", "Bcast", "Reduce"} and len(
         set(opinions.values())
     ) > 1
 
 
-def _said_alike(case: LogCase, known: set[int]) -> dict[int, int]:
+def _said_alike(case: LogCase, known: set[int | None]) -> dict[int, int]:
     """Ranks of which a person says that they called the same as another."""
     found = {}
     for event in case.of("note_same"):
@@ -189,13 +206,14 @@ def _said_alike(case: LogCase, known: set[int]) -> dict[int, int]:
 
 
 def _call_finding(
-    opinions: dict[int, tuple[str, str, str]], here: dict[int, LogEvent], *, count: str, claimed: list[int]
+    opinions: dict[Suspect, tuple[str, str, str]], here: dict[Suspect, LogEvent], *, count: str, claimed: list[int]
 ) -> Finding:
     counts = Counter(opinions.values())
     usual, most = counts.most_common(1)[0]
-    minority = sorted(rank for rank, what in opinions.items() if what != usual)
+    minority = _in_order(caller for caller, what in opinions.items() if what != usual)
     clear = most > len(minority)
-    evidence = [f"call {count}: {words([f'rank {rank} {opinions[rank][0]}' for rank in sorted(opinions)])}"]
+    everybody = _in_order(opinions)
+    evidence = [f"call {count}: {words([f'{suspect_words(one)} {opinions[one][0]}' for one in everybody])}"]
     evidence += [quotation(event) for event in list(here.values())[:4]]
     streams = {event.fields["stream"] for event in here.values() if "stream" in event.fields}
     if len(streams) > 1:
@@ -205,10 +223,8 @@ def _call_finding(
     return Finding(
         kind="collective_mismatch",
         layer="application",
-        suspects=tuple((Suspect(rank=rank),) for rank in minority)
-        if clear
-        else (tuple(Suspect(rank=rank) for rank in sorted(opinions)),),
-        victims=tuple(sorted(set(opinions) - set(minority))) if clear else (),
+        suspects=tuple((one,) for one in minority) if clear else (tuple(everybody),),
+        victims=_ranks(set(opinions) - set(minority)) if clear else (),
         confidence=0.9 * (_CLAIM if claimed else 1.0) if clear else 0.7,
         evidence=tuple(evidence),
         next_probe="the Python stack of the rank that differs: which branch did it take?",

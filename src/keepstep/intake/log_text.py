@@ -41,6 +41,9 @@ _LONGEST_WORD = 100
 _LONGEST_LOOK = 6000
 """Characters of a line in which events are looked for, so that no line costs more than milliseconds."""
 _LOOKED_AT = 8192
+_OF_EACH_PROCESS = frozenset({"nccl_call"})
+"""Kinds of events whose newest ones are compared between the processes of a node."""
+_Speaking = tuple[str, int | None, str | None, int | None]
 _LATEST_ONLY = frozenset({"step_progress", "progress_bar", "teardown"})
 _NUMBERS = re.compile(r"(?<=0x)[0-9a-fA-F]+|0*[1-9][0-9]*")
 _MOST_SHAPES = 20_000
@@ -106,8 +109,8 @@ class _Reading:
         self._rows = TableRows()
         self._traces = Tracebacks()
         self._stacks = StackCollector(str(path), rank=self._file_rank)
-        self._counts: dict[tuple[str, int | None, str | None], int] = {}
-        self._latest: dict[tuple[str, int | None, str | None], LogEvent] = {}
+        self._counts: dict[_Speaking, int] = {}
+        self._latest: dict[_Speaking, LogEvent] = {}
         self._shapes: dict[str, tuple[Pattern, ...]] = {}
         self._dull: dict[str, bool] = {}
         self._aside: dict[str, tuple[Line, int]] = {}
@@ -263,7 +266,7 @@ class _Reading:
 
     def _kept(self, event: LogEvent) -> Iterator[LogEvent]:
         """The event now, or later if there are too many of its kind."""
-        key = (event.kind, event.rank, event.node)
+        key = (event.kind, event.rank, event.node, event.pid if event.kind in _OF_EACH_PROCESS else None)
         count = self._counts.get(key, 0) + 1
         self._counts[key] = count
         if count > MOST_OF_A_KIND or (event.kind in _LATEST_ONLY and count > 1):
