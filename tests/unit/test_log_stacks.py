@@ -174,3 +174,31 @@ def test_of_several_captures_the_newest_counts(tmp_path):
     before = "".join(spy(rank, LOADER) for rank in range(4))
     after = "".join(spy(rank, OWN if rank == 2 else COLLECTIVE) for rank in range(4))
     assert ranks(found_in(before + after, tmp_path)) == {2}
+
+
+TORCHRUN = (
+    "    _invoke_run (torch/distributed/elastic/agent/server/api.py:877)\n"
+    "    run (torch/distributed/elastic/agent/server/api.py:680)\n"
+    "    wrapper (torch/distributed/elastic/metrics/api.py:124)\n"
+    "    launch_agent (torch/distributed/launcher/api.py:255)\n"
+    "    main (torch/distributed/run.py:879)\n    <module> (torchrun:8)\n"
+)
+SPAWN = (
+    "    wait (multiprocessing/connection.py:931)\n    join (torch/multiprocessing/spawn.py:132)\n    start_processes "
+    "(torch/multiprocessing/spawn.py:215)\n    main (train.py:200)\n    <module> (train.py:210)\n"
+)
+TRACKER = "    main (multiprocessing/resource_tracker.py:209)\n    <module> (<string>:1)\n"
+SERVICE = "    accept (socket.py:293)\n    serve (wandb/sdk/service/server.py:90)\n    <module> (wandb:8)\n"
+
+
+@pytest.mark.parametrize("stack", [TORCHRUN, SPAWN, TRACKER, SERVICE])
+def test_processes_that_start_ranks_or_serve_them_are_not_suspected(stack, tmp_path):
+    other = f'Process 99: python\nThread 99 (idle): "MainThread"\n{stack}\n'
+    for odd in (None, 2):
+        text = other + "".join(spy(rank, OWN if rank == odd else COLLECTIVE) for rank in range(4))
+        assert ranks(found_in(text, tmp_path)) == ({2} if odd else set())
+
+
+def test_a_rank_that_hangs_in_what_a_service_gave_it_is_one(tmp_path):
+    inside = "    deliver (wandb/sdk/lib/mailbox.py:90)\n    log (train.py:44)\n    <module> (train.py:140)\n"
+    assert ranks(found_in("".join(spy(r, inside if r == 1 else COLLECTIVE) for r in range(4)), tmp_path)) == {1}

@@ -89,6 +89,17 @@ _OWN_THREADS = re.compile(
     re.IGNORECASE,
 )
 
+_LAUNCHERS = re.compile(
+    r"torch/distributed/(?:elastic/(?:agent|rendezvous|multiprocessing/api|multiprocessing/subprocess_handler)"
+    r"|run\.py|launch\.py|launcher/)|torch/multiprocessing/spawn\.py|deepspeed/launcher/|accelerate/commands/"
+    r"|horovod/runner/|multiprocessing/(?:resource_tracker|forkserver|managers)\.py"
+)
+"""Where processes stand that start ranks and wait for them, or serve them: they are in no collective."""
+_SERVICES = re.compile(
+    r"wandb/|tensorboard/|ray/(?:_private|dashboard)/|py_spy|prometheus_client/|mlflow/", re.IGNORECASE
+)
+_AROUND = re.compile(r"^(?:<module>|main|_run_code|_run_module\w*|wrapper|_bootstrap|run|__call__)$")
+
 
 def place_of(frames: tuple[Frame, ...]) -> StackPlace:
     """Where a stack (innermost frame first) stands: the first frame from the inside that says so decides."""
@@ -134,12 +145,14 @@ def _operation(frame: Frame) -> str:
 
 
 def main_threads(stacks: tuple[StackSample, ...]) -> list[StackSample]:
-    """One stack for each process: its main thread, or the one that reaches the module, or else the first."""
+    """One stack for each process that may be a rank: its main thread, or the one that reaches the module, or else the
+    first."""
     processes: dict[tuple[object, ...], list[StackSample]] = {}
     for index, stack in enumerate(stacks):
         key = (stack.rank, stack.node, stack.pid) if (stack.rank, stack.pid) != (None, None) else (index,)
         processes.setdefault(key, []).append(stack)
-    return [_main_of(threads) for threads in processes.values() if any(not _servant(item) for item in threads)]
+    found = [_main_of(threads) for threads in processes.values() if any(not _servant(item) for item in threads)]
+    return [stack for stack in found if not _serves_ranks(stack)]
 
 
 def _main_of(threads: list[StackSample]) -> StackSample:
@@ -153,6 +166,15 @@ def _main_of(threads: list[StackSample]) -> StackSample:
 def _mainness(stack: StackSample) -> tuple[bool, bool, bool]:
     outermost = stack.frames[-1].function if stack.frames else ""
     return (stack.thread.startswith("MainThread"), outermost in ("<module>", "_start", "main"), not _servant(stack))
+
+
+def _serves_ranks(stack: StackSample) -> bool:
+    """Whether a process is a launcher, by its innermost frame, or a service, by all of them; no rank is one."""
+    place = place_of(stack.frames)
+    if place.where not in ("program", "unknown") or not stack.frames:
+        return False
+    own = [frame for frame in stack.frames if not _AROUND.match(frame.function) and not _PASSING.search(frame.file)]
+    return bool(_LAUNCHERS.search(place.frame.file)) or (bool(own) and all(_SERVICES.search(one.file) for one in own))
 
 
 def _servant(stack: StackSample) -> bool:
