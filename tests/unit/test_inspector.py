@@ -12,14 +12,14 @@ from reading_all import evidence_of, findings_of, suspects_of, unread_of
 from keepstep.records.evidence import CollectiveRecord
 
 
-def line(rank, number, microseconds, *, group="0xa", size=4, op="AllReduce"):
+def line(rank, number, microseconds, *, group="0xa", size=4, op="AllReduce", process=None):
     return {
         "header": {"id": group, "rank": rank, "n_ranks": size, "nnodes": 1},
         "metadata": {
             "inspector_output_format_version": "v4.0",
             "dump_timestamp_us": 1_748_030_377_748_202 + number,
-            "hostname": f"h{rank // 2}",
-            "pid": 100 + rank,
+            "hostname": f"h{(rank if process is None else process) // 2}",
+            "pid": 100 + (rank if process is None else process),
         },
         "coll_perf": {
             "coll": op,
@@ -47,6 +47,22 @@ def test_who_waits_least_is_late(tmp_path):
     assert suspects_of(findings) == [[[{"rank": 2}]]]
 
 
+def test_one_file_of_all_processes(tmp_path):
+    parts = [path.read_text() for path in sorted(write(tmp_path, late=2).iterdir())]
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "whole" / "all.jsonl").write_text("".join(parts))
+    findings = findings_of(tmp_path / "whole")
+    assert suspects_of(findings) == [[[{"rank": 2}]]] and findings[0].victims == (0, 1, 3)
+
+
+@pytest.mark.parametrize("key", ["coll_exec_time_us", "dump_timestamp_us"])
+def test_times_that_no_clock_has(key, tmp_path):
+    row = line(0, 3, 900)
+    next(part for part in row.values() if key in part)[key] = 10**400
+    (tmp_path / "one.log").write_text("\n".join(map(json.dumps, [line(0, 1, 900), row])))
+    assert all(finding.kind in ("healthy", "undetermined") for finding in findings_of(tmp_path))
+
+
 def test_equal_times_are_healthy(tmp_path):
     assert [finding.kind for finding in findings_of(write(tmp_path))] == ["healthy"]
 
@@ -61,7 +77,8 @@ def test_a_communicator_that_is_slower_than_its_like(tmp_path):
         for place in range(2):
             rank = 2 * group + place
             rows = [line(rank, 0, 500, group="0xworld", size=8)]
-            rows += [line(place, n, 3000 if group == 3 else 1000, group=f"0x{group}", size=2) for n in range(20)]
+            took = 3000 if group == 3 else 1000
+            rows += [line(place, n, took, group=f"0x{group}", size=2, process=rank) for n in range(20)]
             (tmp_path / f"h-pid{rank}.log").write_text("\n".join(json.dumps(row) for row in rows))
     (finding,) = findings_of(tmp_path)
     assert (finding.kind, suspects_of([finding])) == ("communication_slow", [[[{"rank": 6}, {"rank": 7}]]])

@@ -68,14 +68,15 @@ def _with_evidence(finding: Finding, evidence: tuple[str, ...]) -> Finding:
 
 
 def _series(records: Iterable[CollectiveRecord]) -> _Series:
-    """Records by communicator and kind, then by global rank: the one a file's process has in its largest group."""
+    """Records by communicator and kind, then by global rank: the one a process has in its largest group."""
     kept = [record for record in records if record.duration_s is not None]
-    world: dict[str, tuple[int, int]] = {}
+    world: dict[tuple[str, str], tuple[int, int]] = {}
     for record in kept:
-        world[record.path] = max(world.get(record.path, (0, -1)), (len(record.ranks), record.rank))
+        process = record.path, record.process
+        world[process] = max(world.get(process, (0, -1)), (len(record.ranks), record.rank))
     series: _Series = defaultdict(lambda: defaultdict(list))
     for record in kept:
-        rank = world[record.path][1] if record.path else record.rank
+        rank = world[record.path, record.process][1] if record.path else record.rank
         series[(record.group, record.signature.op)][rank].append(record)
     return series
 

@@ -2,13 +2,15 @@
 
 An object has `header` (communicator id, rank in it, its size), `metadata` (host, pid, time of the dump) and
 `coll_perf` (operation, sequence number, bytes, microseconds), since format 4.1 also `p2p_perf`. Ranks are those of the
-communicator; the largest communicator of a file's process is taken for the world.
+communicator; the largest communicator of a process is taken for the world. A file may hold what several processes
+wrote.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
+import sys
 import zlib
 from collections import deque
 from collections.abc import Iterator
@@ -61,8 +63,9 @@ class Inspector:
         if not newest:
             raise RecordError("no NCCL Inspector record in it", where=str(path))
         if torn:
-            rank = next(iter(newest))[1]
-            yield Reporter(rank=rank, state="truncated", detail="Lines are missing", path=str(path))
+            first = {records[0].process: rank for (_, rank, _), records in reversed(newest.items())}
+            for rank in first.values():
+                yield Reporter(rank=rank, state="truncated", detail="Lines are missing", path=str(path))
         for records in newest.values():
             yield from records
 
@@ -118,7 +121,8 @@ def _record(item: dict[str, Any], path: str) -> CollectiveRecord | None:
         return None
     size = header.get("n_ranks")
     took = perf.get("coll_exec_time_us")
-    written = _part(item, "metadata").get("dump_timestamp_us")
+    metadata = _part(item, "metadata")
+    written = metadata.get("dump_timestamp_us")
     bytes_moved = perf.get("coll_msg_size_bytes")
     return CollectiveRecord(
         rank=rank,
@@ -129,10 +133,23 @@ def _record(item: dict[str, Any], path: str) -> CollectiveRecord | None:
         ),
         ranks=_members(size) if isinstance(size, int) and 0 < size <= _MOST_RANKS else (),
         state="completed",
-        duration_s=float(took) / 1e6 if isinstance(took, int | float) and took >= 0 else None,
-        finished=float(written) / 1e6 if isinstance(written, int | float) else None,
+        duration_s=_seconds(took),
+        finished=_seconds(written),
+        process=_process(metadata),
         path=path,
     )
+
+
+def _process(metadata: dict[str, Any]) -> str:
+    """Host and number of a process in one word: one string for all of its records."""
+    return sys.intern(f"{metadata.get('hostname', '')}:{metadata.get('pid', '')}"[:200])
+
+
+def _seconds(microseconds: object) -> float | None:
+    """Microseconds as seconds; None for what is no time."""
+    if not isinstance(microseconds, int | float) or not 0 <= microseconds < _LARGEST_SEQUENCE:
+        return None
+    return float(microseconds) / 1e6
 
 
 @lru_cache(maxsize=64)

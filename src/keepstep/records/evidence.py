@@ -99,6 +99,8 @@ class CollectiveRecord(msgspec.Struct, frozen=True, kw_only=True):
     duration_s: float | None = None
     timeout_s: float | None = None
     stack: tuple[Frame, ...] = ()
+    process: str = ""
+    """Which process of the file recorded it, where a file may be of several."""
     path: str = ""
 
 
