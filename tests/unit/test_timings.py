@@ -350,3 +350,47 @@ def test_micro_batches_are_added(tmp_path):
 def test_a_rank_that_no_job_has(tmp_path):
     (tmp_path / "times.csv").write_text(csv(("rank", "step", "step_time_ms"), [*rows(), ("1e300", 3, 500)]))
     assert suspects_of(findings_of(tmp_path)) == [[[{"rank": 5}]]]
+
+
+FORMS = {
+    "csv": lambda rows: "step,forward_ms,loss\n" + "".join(f"{step},{ms},1.5\n" for step, ms in rows),
+    "jsonl": lambda rows: "".join(json.dumps({"step": step, "forward_ms": ms}) + "\n" for step, ms in rows),
+    "json": lambda rows: json.dumps([{"step": step, "forward_ms": ms} for step, ms in rows]),
+}
+
+
+@pytest.mark.parametrize("name", ["rank{}.csv", "times_rank_{}.jsonl", "worker-{}.json", "rank={}/part.parquet"])
+def test_a_file_that_is_named_for_its_rank(tmp_path, name):
+    seconds = 1000 * times(ranks=4)
+    seconds[2] *= 1.5
+    for rank in range(4):
+        path = tmp_path / name.format(rank)
+        path.parent.mkdir(exist_ok=True)
+        if path.suffix == ".parquet":
+            pq.write_table(pa.table({"step": range(STEPS), "forward_ms": seconds[rank]}), path)
+        else:
+            path.write_text(FORMS[path.suffix[1:]](list(enumerate(seconds[rank].tolist()))))
+    assert suspects_of(findings_of(tmp_path)) == [[[{"rank": 2}]]]
+
+
+@pytest.mark.parametrize("names", ["step,loss,lr", "step,time,loss", "time,forward_ms"])
+def test_a_file_of_a_rank_without_steps_or_times_is_no_table(tmp_path, names):
+    (tmp_path / "rank0.csv").write_text(f"{names}\n" + "".join(f"{n},{n},{n}\n" for n in range(9)))
+    assert [item.why for item in unread_of(tmp_path)] == ["no known format"]
+
+
+def test_tables_that_are_judged_apart_are_named(tmp_path):
+    for name, factor in (("job1", 1.0), ("job2", 1.5)):
+        seconds = times()
+        seconds[3] *= factor
+        rows = [f"{rank},{step},{seconds[rank, step]}" for rank in range(RANKS) for step in range(STEPS)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["rank,step,forward_s", *rows]) + "\n")
+    (finding,) = findings_of(tmp_path)
+    assert finding.evidence[-1] == f"seen in {tmp_path / 'job2.csv'}"
+
+
+def test_a_parquet_file_that_was_cut_off_is_named_as_damaged(tmp_path):
+    pq.write_table(pa.table({"rank": [0, 1] * 50, "step_time_ms": [1.0] * 100}), tmp_path / "times.parquet")
+    content = (tmp_path / "times.parquet").read_bytes()
+    (tmp_path / "times.parquet").write_bytes(content[: len(content) // 2])
+    assert "damaged Parquet" in unread_of(tmp_path)[0].why

@@ -169,12 +169,21 @@ def _slow(everything: Sequence[Evidence], records: Sequence[CollectiveRecord]) -
     """Findings from times: tables, single timings, traces, collectives with durations."""
     tables = [item for item in everything if isinstance(item, TimingTable)]
     tables += tables_of(item for item in everything if isinstance(item, StepTiming))
-    found = [finding for path in _paths(tables) for finding in diagnose_tables(path)]
+    parts = _paths(tables)
+    found = [_placed(finding, part, apart=len(parts) > 1) for part in parts for finding in diagnose_tables(part)]
     found += diagnose_inspected(records)
     for item in everything:
         if isinstance(item, OperationTrace):
             found += diagnose_trace(item)
     return found
+
+
+def _placed(finding: Finding, tables: Sequence[TimingTable], *, apart: bool) -> Finding:
+    """The finding with the file that it is from, where files are judged apart."""
+    paths = {table.path for table in tables if table.path}
+    if not apart or len(paths) != 1:
+        return finding
+    return msgspec.structs.replace(finding, evidence=(*finding.evidence, f"seen in {paths.pop()}"))
 
 
 def _paths(tables: Sequence[TimingTable]) -> list[list[TimingTable]]:

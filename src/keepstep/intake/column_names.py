@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 
-__all__ = ["Columns", "is_member_name", "meaning_of", "phase_of", "unit_of"]
+__all__ = ["Columns", "is_member_name", "meaning_of", "phase_of", "rank_in", "unit_of"]
 
 _MEMBER: tuple[str, ...] = (
     "rank",
@@ -68,6 +69,7 @@ _UNITS = (
     (re.compile(r"(?:^|_)(?:s|secs?|seconds?)$"), 1.0),
     (re.compile(r"(?:^|_)(?:min|minutes?)$"), 60.0),
 )
+_FILE_OF_RANK = re.compile(r"(?:^|[^a-z])(?:rank|worker|trainer)[-_.=]?(\d{1,6})(?!\d)", re.IGNORECASE)
 _WIDE_MEMBER = re.compile(
     r"(?:(?:rank|worker|gpu|node|host|proc|device|r|w)_?)?(\d{1,6})(?:_(?:ms|us|ns|s|time|time_ms))?"
 )
@@ -96,6 +98,19 @@ class Columns:
     def useful(self) -> bool:
         """Whether times of several members over steps can be read from the table."""
         return bool((self.member and (self.whole or self.phases)) or len(self.members) > 1)
+
+    @property
+    def of_one_member(self) -> bool:
+        """Whether the rows are steps with times that say what they are of, and only whose they are is missing."""
+        steps = self.step is not None and _plain(self.step) in _STEP
+        times = bool(self.phases) or (self.whole is not None and _WHOLE.match(_plain(self.whole)) is not None)
+        return steps and times and not self.useful
+
+
+def rank_in(path: Path) -> int | None:
+    """The rank that the name of a file, or of its folder, gives: `rank3.csv`, `rank=3/part-0.parquet`; None if none."""
+    found = _FILE_OF_RANK.search(path.name) or _FILE_OF_RANK.search(path.parent.name)
+    return int(found[1]) if found else None
 
 
 def meaning_of(names: Iterable[str], text_columns: Iterable[str] = ()) -> Columns:

@@ -20,7 +20,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from keepstep.errors import RecordError
-from keepstep.intake.column_names import Columns, meaning_of
+from keepstep.intake.column_names import Columns, meaning_of, rank_in
 from keepstep.intake.plain_json import parsed_json, several_json
 from keepstep.intake.reading import opened, whole
 
@@ -32,6 +32,7 @@ PARQUET = b"PAR1"
 DAMAGE = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, OSError, KeyError, ValueError)
 """What damaged files make the readers of tables raise."""
 
+_RANK = "rank"
 _LONGEST_DOCUMENT = 256 << 20
 """Bytes of a JSON document that is no list of lines, which cannot be read in blocks."""
 _BLOCK_BYTES = 16 << 20
@@ -55,6 +56,10 @@ def read_table(path: Path) -> tuple[pa.Table, Columns, str]:
         if first is None:
             raise RecordError("a table without rows", where=str(path))
         columns = meaning_of(first.column_names, _text_columns(first))
+        if columns.of_one_member and (rank := rank_in(path)) is not None:
+            blocks = (_of_rank(block, rank) for block in chain([first], blocks))
+            first = next(blocks)
+            columns = meaning_of(first.column_names, _text_columns(first))
         if not columns.useful:
             raise RecordError("a table without a column for the rank and one for the time", where=str(path))
         table = _united(chain([first], blocks), _used(columns), complaints=complaints)
@@ -62,6 +67,11 @@ def read_table(path: Path) -> tuple[pa.Table, Columns, str]:
         what = "damaged Parquet" if parquet else "damaged table"
         raise RecordError(f"{what}: {str(problem)[:100]}", where=str(path)) from None
     return table, columns, " ".join(complaints)
+
+
+def _of_rank(block: pa.Table, rank: int) -> pa.Table:
+    """The block with a column that says whose it is."""
+    return block.append_column(_RANK, pa.repeat(pa.scalar(rank), block.num_rows))
 
 
 def _used(columns: Columns) -> set[str]:

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from keepstep.errors import RecordError
-from keepstep.intake.column_names import Columns, is_member_name, meaning_of, phase_of, unit_of
+from keepstep.intake.column_names import Columns, is_member_name, meaning_of, phase_of, rank_in, unit_of
 from keepstep.intake.table_files import DAMAGE, PARQUET, float_of, header_of, is_numeric, read_table
 from keepstep.records.evidence import Evidence, Unread
 from keepstep.records.timing_table import TimingTable
@@ -41,15 +41,16 @@ class TimingReader:
         """Whether the first line, the keys of the first object or the schema name members and times."""
         if head[:4] == PARQUET:
             try:
-                return meaning_of(pq.read_schema(path).names).useful
+                return _says_who(path, meaning_of(pq.read_schema(path).names))
             except DAMAGE:
-                return False
+                return True  # what is wrong with it is for `read` to say
         start = head.lstrip()[:1]
         if start in (b"{", b"["):
             keys = re.findall(rb'"([^"\\\n]{1,60})"\s*:', head[:16_384])
             names = dict.fromkeys(key.decode("utf-8", "replace") for key in keys)
-            return meaning_of(names).useful or any(map(is_member_name, names)) and bool(meaning_of(names).whole)
-        return _is_table(head)
+            named = any(map(is_member_name, names)) and bool(meaning_of(names).whole)
+            return named or _says_who(path, meaning_of(names))
+        return _is_table(head, path)
 
     def read(self, path: Path) -> Iterator[Evidence]:
         """One TimingTable for each phase. Raises RecordError if the table does not say who took how long."""
@@ -79,12 +80,17 @@ def without_times(head: bytes) -> str:
     )
 
 
-def _is_table(head: bytes) -> bool:
+def _says_who(path: Path, columns: Columns) -> bool:
+    """Whether columns, or the name of the file, say whose times they are."""
+    return columns.useful or (columns.of_one_member and rank_in(path) is not None)
+
+
+def _is_table(head: bytes, path: Path) -> bool:
     """Whether the first line names columns that we need, and the second has as many fields with a number among them."""
     delimiter, names = header_of(head)
     if delimiter == " " and any(_OF_A_LOG.search(name) for name in names):
         return False
-    if len(names) < 2 or max(map(len, names)) > _LONGEST_NAME or not meaning_of(names).useful:
+    if len(names) < 2 or max(map(len, names)) > _LONGEST_NAME or not _says_who(path, meaning_of(names)):
         return False
     return _has_numbers_below(head, names, delimiter=delimiter)
 
