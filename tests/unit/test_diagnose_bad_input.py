@@ -27,7 +27,7 @@ from test_log_stacks import COLLECTIVE, OWN, spy
 
 from keepstep.diagnosis.failure_report import failure_report
 from keepstep.errors import KeepstepError
-from keepstep.service.diagnosing import Diagnosis, diagnose_paths
+from keepstep.service.diagnosing import Diagnosis, as_json, diagnose_paths
 
 ODD = 2
 RANKS = range(4)
@@ -367,3 +367,11 @@ def test_numbers_that_no_job_has(name, tmp_path):
         assert failure_report(diagnose_paths([folder]).findings)
     except KeepstepError as error:
         assert error.what
+
+
+def test_names_that_are_no_text(tmp_path):
+    for name in (b"rank0\xff.log", b"weights\xfe.bin"):
+        (tmp_path / os.fsdecode(name)).write_bytes(bytes(range(256)) * 9)
+    (tmp_path / os.fsdecode(b"job\xff.log")).write_text(watchdog())
+    answer = diagnose_paths([tmp_path])
+    assert "job?.log" in as_json(answer) and "weights?.bin" in failure_report(answer.findings, answer.unread)

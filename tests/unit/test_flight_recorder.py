@@ -219,3 +219,10 @@ def test_a_rank_is_no_time_stamp(tmp_path):
     for name in ("dump_1767950000000000000000", "rank_99999999999999999999"):
         (tmp_path / name).write_bytes(pickle.dumps(dump([entry(1, seq=1)], ()), protocol=2))
     assert len(unread_of(tmp_path)) == 2
+
+
+@pytest.mark.parametrize(("key", "value"), [("time_created_ns", 10**400), ("collective_seq_id", "\u00b2")])
+def test_numbers_that_torch_does_not_write(key, value, tmp_path):
+    dumps = {rank: dump([entry(1, seq=1, state="completed"), entry(2, seq=2)], range(2)) for rank in range(2)}
+    dumps[1]["entries"][1][key] = value
+    assert findings_of(write(tmp_path, dumps, as_json=True))

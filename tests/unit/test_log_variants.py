@@ -405,3 +405,58 @@ def test_a_table_of_health_checks(tmp_path):
     assert [(finding.kind, finding.layer) for finding in found_in(text, tmp_path)] == [("healthy", "configuration")]
     broken = text.replace("| Memory                    | Pass", "| Memory                    | Fail")
     assert [(finding.kind, finding.layer) for finding in found_in(broken, tmp_path)] == [("crash", "hardware_gpu")]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[data] batches are late on rank 10, rank 20, rank 31 and rank 49\n",
+        "data seeds: rank 0: 1234 rank 1: 9876 rank 2: 55 rank 3: 70\n",
+        "gpu memory: rank 0: 10.5 rank 1: 10.4 rank 2: 31.0 rank 3: 10.4\n",
+        "saving checkpoint: rank 0: 120 MB rank 1: 118 MB rank 2: 420 MB rank 3: 119 MB\n",
+        "dataset: rank 0: 12 samples, rank 1: 12 samples, rank 2: 12 samples, rank 3: 40 samples\n",
+    ],
+)
+def test_numbers_by_rank_that_are_no_times_make_nobody_slow(text, tmp_path):
+    assert [(f.kind, f.suspects) for f in found_in(text, tmp_path)] == [("undetermined", ())]
+
+
+def test_times_of_what_is_counted_are_times(tmp_path):
+    text = "forward time per sample (ms): rank 0: 10.1 rank 1: 10.0 rank 2: 31.0 rank 3: 10.2\n"
+    assert ranks(found_in(text, tmp_path)) == {2}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "n1:1:1 [0] NCCL INFO comm 0x1 rank {0} nranks {0} cudaDev 0 busId 1 commId 0x2 - Init START\n",
+        'Process 1: python train.py\nThread 1 (idle): "MainThread"\n    all_reduce (train.py:{0})\n',
+        'Process {0}: python train.py\nThread 1 (idle): "MainThread"\n    all_reduce (train.py:1)\n',
+        "forward ms: rank {0}: 1 rank 1: 2\n",
+        "[rank0]:[E1101 10:00:00.1 ProcessGroupNCCL.cpp:1] [Rank 0] WorkNCCL(SeqNum=\u00b2, OpType=ALLREDUCE) ran for "
+        "600013 milliseconds before timing out.\n",
+    ],
+)
+def test_numbers_without_end_and_numbers_that_are_none(text, tmp_path):
+    assert all(finding.kind == "undetermined" for finding in found_in(text.format("9" * 4500), tmp_path))
+
+
+STEPS = "".join(f"[rank{rank}]: step {step} loss 2.5\n" for step in range(1, 9) for rank in range(2))
+SILENT = "n1 kernel: nfs: server 10.0.0.9 not responding, still trying\n"
+OTHERS = "n1 kernel: Out of memory: Killed process 5123 ({}) total-vm:100kB\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        (SILENT + "n1 kernel: nfs: server 10.0.0.9 OK\n" + STEPS, "healthy"),
+        (SILENT + "n1 kernel: nfs: server 10.0.0.8 OK\n" + STEPS, "noncommunication_hang"),
+        (SILENT + STEPS, "noncommunication_hang"),
+        (SILENT + "n1 kernel: nfs: server 10.0.0.9 OK\n" + STEPS + timeout(0, 9), "noncommunication_hang"),
+        (OTHERS.format("chrome") + STEPS, "healthy"),
+        (OTHERS.format("python3") + STEPS, "crash"),
+        (STEPS + OTHERS.format("chrome"), "crash"),
+    ],
+)
+def test_what_passed_or_was_of_others_while_training_went_on_is_no_fault(text, kind, tmp_path):
+    assert [finding.kind for finding in found_in(text, tmp_path)] == [kind]

@@ -8,9 +8,9 @@ from collections import defaultdict
 from keepstep.diagnosis.log_case import LogCase, is_claim
 from keepstep.records.evidence import MAY_BE_CAUGHT, LogEvent
 
-__all__ = ["Caught"]
+__all__ = ["FAILURES", "Caught"]
 
-_FAILURES = (
+FAILURES = (
     "watchdog_timeout",
     "first_failure",
     "crashed",
@@ -19,6 +19,7 @@ _FAILURES = (
     "gloo_timeout",
     "store_timeout",
 )
+"""Kinds of events that say that processes of the job failed."""
 _CLOSED = "peer_closed"
 _STEPS = 5
 """Steps after an error, in a job whose ranks wait for each other: no rank has ended with it."""
@@ -39,7 +40,7 @@ class Caught:
         self._ended: dict[str, int] = {}
         for item in case.of("training_ended", claims=False):
             self._ended[item.path] = max(self._ended.get(item.path, 0), item.line)
-        self._failed = case.has(*_FAILURES, claims=False) or any(
+        self._failed = case.has(*FAILURES, claims=False) or any(
             event.fields.get("code", "1") != "0" for event in case.of("process_ended", claims=False)
         )
         self._closed = case.has(_CLOSED, claims=False)

@@ -72,7 +72,7 @@ def failure_report(findings: Sequence[Finding], unread: Sequence[Unread] = (), *
         lines.append("Not read")
         lines += [_cut(f"  {item.path}: {item.why}") for item in unread[: 4 * _SHOWN]]
         lines += [f"  and {len(unread) - 4 * _SHOWN} more"] if len(unread) > 4 * _SHOWN else []
-    return "\n".join(lines).rstrip() + "\n"
+    return ("\n".join(lines).rstrip() + "\n").encode("utf-8", "replace").decode()
 
 
 def _summary(findings: Sequence[Finding], *, read: int, unread: int) -> str:

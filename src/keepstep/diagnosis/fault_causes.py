@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 
 import msgspec
 
-from keepstep.diagnosis.caught import Caught
+from keepstep.diagnosis.caught import FAILURES, Caught
 from keepstep.diagnosis.fault_lines import is_consequence, meaning_of
 from keepstep.diagnosis.fault_meaning import FaultLine, Strength
 from keepstep.diagnosis.log_case import LogCase, is_claim, quotation, rank_list, suspect_of, words
@@ -18,6 +19,8 @@ __all__ = ["causes_of", "named_events", "symptoms_of"]
 _SHOWN = 4
 _SAID_BY_PERSON = 0.6
 _HARDWARE = ("hardware_gpu", "hardware_link")
+_OURS = re.compile(r"python|torch|train|pt_|data|worker|ray|mpi|srun|bash|sh$", re.IGNORECASE)
+"""What the processes of a training job are called."""
 
 
 def named_events(case: LogCase, strength: Strength) -> list[tuple[LogEvent, FaultLine]]:
@@ -124,8 +127,26 @@ def _after_the_end(case: LogCase, event: LogEvent) -> bool:
     )
 
 
+def _passed(case: LogCase, event: LogEvent) -> bool:
+    """Whether a file server answers again, or the process that the kernel ended is none of the job's, by its name."""
+    steps = case.of("step_progress", claims=False)
+    if not steps or case.has(*FAILURES, "exception", claims=False):
+        return False
+    if event.kind == "oom_killed":
+        command = event.fields.get("command", "")
+        after = any(item.path == event.path and item.line > event.line for item in steps)
+        return after and bool(command) and _OURS.search(command) is None
+    return any(
+        item.path == event.path and item.line > event.line and item.fields.get("server") == event.fields.get("server")
+        for item in case.of("storage_back")
+    )
+
+
 def _recovered(case: LogCase, event: LogEvent) -> bool:
-    """A port that came back, in a log that goes on training after it, is no fault any more."""
+    """A port that came back, in a log that goes on training after it, is no fault any more; nor is a file server that
+    answers again, or the end of a process of somebody else, where training goes on and nothing failed."""
+    if event.kind in ("storage_server", "oom_killed"):
+        return _passed(case, event)
     if event.kind not in ("ib_event", "nic_down") or case.has("watchdog_timeout", "ib_completion", "nccl_error"):
         return False
     later = [item for item in case.of("nic_up", "ib_event") if item.path == event.path and item.line > event.line]

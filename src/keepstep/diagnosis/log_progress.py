@@ -51,7 +51,9 @@ def hang_report(case: LogCase) -> HangReport:
 def _behind(case: LogCase, waiting: dict[int, LogEvent]) -> dict[int, LogEvent]:
     """Ranks of a desync report that have not finished a collective, while all who timed out wait in a later one."""
     found: dict[int, LogEvent] = {}
-    later = [int(event.fields["sequence"]) for event in waiting.values() if event.fields.get("sequence", "").isdigit()]
+    later = [
+        int(event.fields["sequence"]) for event in waiting.values() if event.fields.get("sequence", "").isdecimal()
+    ]
     for event in case.of("desync_waiting"):
         ranks = rank_list(event.fields.get("ranks", ""))
         if later and min(later) > int(event.fields["sequence"]) and not set(ranks) & set(waiting):
@@ -96,7 +98,7 @@ def _alone(case: LogCase) -> bool:
 def _with_status(before: Position, event: LogEvent) -> Position:
     def number(name: str) -> int | None:
         text = event.fields.get(name, "")
-        return int(text) if text.lstrip("-").isdigit() else None
+        return int(text) if text.lstrip("-").isdecimal() else None
 
     return msgspec.structs.replace(
         before, queued=number("queued"), started=number("started"), finished=number("finished")
@@ -106,13 +108,13 @@ def _with_status(before: Position, event: LogEvent) -> Position:
 def _with_timeout(before: Position, event: LogEvent) -> Position:
     """The collective that timed out is queued and not finished. Without a number nothing can be compared."""
     text = event.fields.get("sequence", "")
-    if not text.isdigit():
+    if not text.isdecimal():
         return before
     sequence = int(text)
     signatures = dict(before.signatures)
     if event.fields.get("op"):
         count = event.fields.get("numel_in", "")
-        signatures[sequence] = Signature(op=event.fields["op"].lower(), count=int(count) if count.isdigit() else None)
+        signatures[sequence] = Signature(op=event.fields["op"].lower(), count=int(count) if count.isdecimal() else None)
     return msgspec.structs.replace(
         before,
         queued=before.queued if before.queued is not None else sequence,

@@ -17,6 +17,7 @@ __all__ = ["entries_of", "memberships_of", "remembers_all"]
 _MOST_ENTRIES = 2_000_000
 _MOST_FRAMES = 64
 _LONGEST_NAME = 200
+_LARGEST_TIME = 1 << 64
 _WRAP = 1 << 31
 _ENDS = re.compile(r"(send|recv)\s+(-?\d+)\s*(?:->|<-)\s*(-?\d+)")
 
@@ -78,7 +79,7 @@ def _names_of_ids(dump: dict[str, Any], names: list[str], *, ids: list[str]) -> 
     for entry in _dictionaries(dump.get("entries")):
         if "pg_id" in entry:
             known[_text(entry["pg_id"])] = _group(entry)[0]
-    if len(names) == len(ids) and all(item.isdigit() for item in (*names, *ids)):
+    if len(names) == len(ids) and all(item.isdecimal() for item in (*names, *ids)):
         by_order = dict(zip(sorted(ids, key=int), sorted(names, key=int), strict=True))
         if all(by_order.get(key) == name for key, name in known.items()):
             return by_order
@@ -216,10 +217,10 @@ def _text(value: Any) -> str:
 
 
 def _whole(value: Any) -> int | None:
-    if isinstance(value, str) and value.lstrip("-").isdigit() and len(value) < 30:
+    if isinstance(value, str) and value.lstrip("-").isdecimal() and len(value) < 30:
         return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _seconds(value: Any, unit: float) -> float | None:
-    return float(value) / unit if isinstance(value, int | float) and value > 0 else None
+    return float(value) / unit if isinstance(value, int | float) and 0 < value < _LARGEST_TIME else None

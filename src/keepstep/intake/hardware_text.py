@@ -136,6 +136,11 @@ HARDWARE_PATTERNS: tuple[Pattern, ...] = (
         r"|(?:libceph|ceph)[^\n]*(?:socket closed|slow|timed out)|weka[^\n]*(?:timed out|hung|not responding)",
     ),
     pattern(
+        "storage_back",
+        "nfs|connection restored",
+        expression=r"nfs: server (?P<server>\S+) OK\b|Lustre: [^\n]*Connection restored",
+    ),
+    pattern(
         "task_blocked",
         "blocked for more than",
         expression=r"task (?P<command>\S+?):(?P<victim>\d+) blocked for more than (?P<seconds>\d+) seconds",

@@ -20,6 +20,9 @@ _PIECES_OF_A_LINE = 200
 _COLOUR = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _LOST_ESCAPE = re.compile(r"(?<![\w\[])\[\d{1,2}(?:;\d{1,3})*m(?=\S)")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+_LONG_NUMBER = re.compile(r"(\d{64})\d+")
+_MAY_HOLD_ONE = 4000
+"""Characters of a line from which on numbers are cut to 64 digits: nobody counts so far, and Python reads 4,300."""
 _GLUED = re.compile(r"(?<=\S)\s*(?=\[rank\d+\]:\s?\[[EWIF]\s?\d*)")
 
 
@@ -50,6 +53,8 @@ def clean(raw: bytes | str) -> str:
     if "[0m" in text or "[3" in text or "[1;" in text:
         text = _LOST_ESCAPE.sub("", text)
     text = text.rstrip()
+    if len(text) > _MAY_HOLD_ONE:
+        text = _LONG_NUMBER.sub(r"\1", text)
     return text if text.isprintable() else _CONTROL.sub("", text).rstrip()
 
 

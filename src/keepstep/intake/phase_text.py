@@ -36,8 +36,19 @@ def phase_word(text: str) -> str:
     return next((name for name, form in _FORMS if form.search(text)), "")
 
 
-_VALUE = r"\d+(?:\.\d+)?"
-_PAIR = re.compile(rf"rank ?#?(\d+)\)?\s*[:=]?\s*({_VALUE})(?!\d*\s*(?:/|%))", re.IGNORECASE)
+_VALUE = r"\d{1,18}(?:\.\d{1,18})?"
+_PAIR = re.compile(rf"rank ?#?(\d{{1,6}})(?!\d)\)?\s*[:=]?\s*({_VALUE})(?!\d*\s*(?:/|%))", re.IGNORECASE)
+_TIME = re.compile(r"time|latency|duration|elapsed|wait|took|takes|\bms\b|\bsec(?:ond)?s?\b", re.IGNORECASE)
+_NO_TIME = re.compile(
+    r"(?<![a-z])(?:seed|port|pid|memory|mem|vram|byte|size|param(?:eter)?|count|loss(?:e)?|norm|lr|offset|index(?:e)?|id"
+    r"|version|shard|file|sample|row|power|util(?:i[sz]ation)?|hash(?:e)?|checksum|accuracy)s?(?![a-z])",
+    re.IGNORECASE,
+)
+_AMOUNT = re.compile(
+    rf"rank ?#?\d{{1,6}}(?!\d)\)?\s*[:=]?\s*{_VALUE} ?(?:[kmgt]?i?b|bytes?|samples?|files?|rows?|params?)\b",
+    re.IGNORECASE,
+)
+"""Numbers that are not of time: that they differ makes nobody slow."""
 _NAMED = re.compile(
     (
         r"(?P<label>(?:experiment|run|case|config"
@@ -60,6 +71,10 @@ def _table(text: str, fields: dict[str, str]) -> dict[str, str] | None:
         "name": name[:80],
         "phase": phase_word(name),
     }
+    in_time = _TIME.search(name) or (named and named["unit"] and not text[named.start("unit") - 1].isalpha())
+    amounts = _NO_TIME.search(name) or _AMOUNT.search(text)
+    if amounts and not in_time and found["phase"] not in ("load", "clock", "temperature"):
+        return None
     if named and named["unit"]:
         found["unit"] = named["unit"]
     if named and named["label"]:
@@ -93,7 +108,7 @@ PHASE_PATTERNS: tuple[Pattern, ...] = (
     pattern(
         "phase_table",
         "rank",
-        expression=rf"rank ?#?\d+\)?\s*[:=]?\s*{_VALUE}[^\n]*rank ?#?\d+\)?\s*[:=]?\s*{_VALUE}",
+        expression=rf"rank ?#?\d{{1,6}}(?!\d)\)?\s*[:=]?\s*{_VALUE}[^\n]*rank ?#?\d{{1,6}}(?!\d)\)?\s*[:=]?\s*{_VALUE}",
         refine=_table,
     ),
     pattern(

@@ -173,7 +173,7 @@ class StackCollector:
         elif rank := _RANK.match(text):
             block.rank, block.pid = int(rank["rank"]), None
             for item in _FIELDS.finditer(rank["rest"]):
-                if item["key"].lower() == "pid" and item["value"].isdigit():
+                if item["key"].lower() == "pid" and item["value"].isdecimal():
                     block.pid = int(item["value"])
                 elif item["key"].lower() != "pid":
                     block.node = item["value"]

@@ -7,7 +7,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -371,4 +371,14 @@ def as_json(diagnosis: Diagnosis) -> str:
         for finding in diagnosis.findings
     ]
     unread = [{"path": item.path, "why": item.why} for item in diagnosis.unread]
-    return msgspec.json.format(msgspec.json.encode({"findings": findings, "unread": unread}), indent=2).decode()
+    document = _encodable({"findings": findings, "unread": unread})
+    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
+
+
+def _encodable(value: Any) -> Any:
+    """The value with `?` for what UTF-8 does not have: bytes of names of files, halves of characters in JSON."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, list):
+        return [_encodable(item) for item in value]
+    return {key: _encodable(item) for key, item in value.items()} if isinstance(value, dict) else value
