@@ -40,6 +40,12 @@ def test_incidents_and_findings_of_the_journal(tmp_path):
     assert any("1.500 s after the onset" in line for finding in answer.findings for line in finding.evidence)
 
 
+def test_a_finding_that_had_passed_says_so(tmp_path):
+    past = msgspec.structs.replace(SLOW, status="ended")
+    (found,) = diagnose_paths([run_of(tmp_path / "run", STARTED, SLOW, past, ENDED)]).findings
+    assert found.evidence == ("late", "ended: it had passed before the run ended")
+
+
 def test_what_a_probe_left_of_a_finding_stands_in_its_place(tmp_path):
     left = msgspec.structs.replace(SLOW, number=4, layer="host_cpu", confidence=0.9, evidence=("measured",), refers=3)
     quiet = Finding(job="gpt", kind="undetermined", number=5, evidence=("nothing is slow now",), refers=4)

@@ -301,3 +301,11 @@ def test_reports_of_two_networks_of_communicators(tmp_path):
         "ras_1": ("noncommunication_hang", [3]),
         "ras_2": ("noncommunication_hang", [1]),
     }
+
+
+def test_time_outs_of_the_same_ranks_in_two_logs_are_told(tmp_path):
+    for number, odd in (("1", 3), ("2", 1)):
+        text = "".join(timeout(rank, 105) + status(rank, 107, 104) for rank in range(4) if rank != odd)
+        (tmp_path / f"job{number}.log").write_text(text + told(odd, 104, 104, 0))
+    (finding,) = diagnose_paths([tmp_path]).findings
+    assert finding.confidence <= 0.6 and "may be the logs of two jobs: 4 ranks tell" in finding.evidence[-1]

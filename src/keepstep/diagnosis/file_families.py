@@ -46,7 +46,9 @@ def parted_families(files: Mapping[str, Marks]) -> tuple[dict[Family, Marks], di
     together: dict[Family, Marks] = defaultdict(Marks)
     for path, marks in files.items():
         joint = together[family_of(path, kept)]
-        joint.twice += _prints_again(joint, marks)
+        if not _share_a_process(joint, marks):
+            joint.twice += len(joint.training & marks.training)
+            joint.stuck_twice += len(joint.stuck & marks.stuck)
         joint.add(marks)
     return dict(together), kept
 
@@ -56,11 +58,9 @@ def kind_of(family: Family) -> str:
     return re.sub(r"\d+", "#", family[1])
 
 
-def _prints_again(known: Marks, other: Marks) -> int:
-    """How many ranks print steps in both, if no process is known to speak in both."""
-    if any(not known.pids[rank].isdisjoint(other.pids[rank]) for rank in known.pids.keys() & other.pids.keys()):
-        return 0
-    return len(known.training & other.training)
+def _share_a_process(known: Marks, other: Marks) -> bool:
+    """Whether a process is known to speak in both."""
+    return any(not known.pids[rank].isdisjoint(other.pids[rank]) for rank in known.pids.keys() & other.pids.keys())
 
 
 def _folder_and_stem(path: str) -> tuple[str, str]:

@@ -29,6 +29,7 @@ __all__ = [
 
 FEWEST_SHARED = 2
 """One rank that two files share may be a file that was copied."""
+_STUCK = ("watchdog_timeout", "group_status")
 
 
 @dataclass(slots=True)
@@ -59,6 +60,8 @@ class Marks:
     speaking: set[int] = field(default_factory=set)
     training: set[int] = field(default_factory=set)
     """Ranks that print their steps."""
+    stuck: set[int] = field(default_factory=set)
+    """Ranks that say themselves that a collective of theirs did not end."""
     pids: dict[int, set[int]] = field(default_factory=dict)
     """By rank: processes that speak as it in logs."""
     stack_pids: dict[int, set[int]] = field(default_factory=dict)
@@ -67,6 +70,8 @@ class Marks:
     last: float | None = None
     twice: int = 0
     """How many ranks print their steps in more than one of the files, by no process that is known to be one."""
+    stuck_twice: int = 0
+    """How many say in more than one of the files that a collective did not end, in the same way."""
     path: str = ""
     """One of the files."""
 
@@ -78,7 +83,7 @@ class Marks:
     def add(self, other: Marks) -> None:
         """Take over what another file of the same kind tells."""
         self.path = self.path or other.path
-        for name in ("reporting", "groups", "worlds", "communicators", "linked", "speaking", "training"):
+        for name in ("reporting", "groups", "worlds", "communicators", "linked", "speaking", "training", "stuck"):
             getattr(self, name).update(getattr(other, name))
         for name in ("pids", "stack_pids", "timed"):
             for key, values in getattr(other, name).items():
@@ -150,6 +155,8 @@ def _take_line(marks: Marks, event: LogEvent, *, rank: int) -> None:
     marks.speaking.add(rank)
     if event.kind == "step_progress":
         marks.training.add(rank)
+    if event.kind in _STUCK:
+        marks.stuck.add(rank)
     if event.pid is not None:
         marks.pids.setdefault(rank, set()).add(event.pid)
     if event.wall is not None:

@@ -14,7 +14,14 @@ from functools import partial
 from itertools import combinations, takewhile
 
 from keepstep.diagnosis.file_families import Family, Kept, family_of, kind_of, parted_families
-from keepstep.diagnosis.job_marks import Marks, are_apart_in_time, are_of_two_jobs, marks_by_file, speak_apart
+from keepstep.diagnosis.job_marks import (
+    FEWEST_SHARED,
+    Marks,
+    are_apart_in_time,
+    are_of_two_jobs,
+    marks_by_file,
+    speak_apart,
+)
 from keepstep.records.evidence import Evidence, LogEvent, StackSample
 
 __all__ = ["JobEvidence", "jobs_apart"]
@@ -66,6 +73,12 @@ def jobs_apart(whole: JobEvidence) -> list[JobEvidence]:
         f"these may be the logs of two jobs: {marks.twice} ranks print steps in several files named {kind_of(family)}"
         for family, marks in families.items()
         if marks.twice
+    ]
+    doubts += [
+        f"these may be the logs of two jobs: {marks.stuck_twice} ranks tell of a collective without end in several "
+        f"files named {kind_of(family)}"
+        for family, marks in families.items()
+        if marks.stuck_twice >= FEWEST_SHARED and not marks.twice
     ]
     divisions, anchors = _divisions(conflicts, kept, example={family: marks.path for family, marks in families.items()})
     slurm = _slurm_ids(whole.events)

@@ -80,7 +80,14 @@ def _written(events: Iterable[Event]) -> list[Finding]:
         wide = latest[narrow.refers]
         told = wide if narrow.kind == "undetermined" else msgspec.structs.replace(narrow, refers=wide.refers)
         latest[narrow.refers] = msgspec.structs.replace(told, evidence=(*wide.evidence, *narrow.evidence))
-    return list(latest.values())
+    return [_past(finding) for finding in latest.values()]
+
+
+def _past(finding: Finding) -> Finding:
+    """A finding that has ended says so: it is what was, and not what is."""
+    if finding.status != "ended" or any(line.startswith("ended: ") for line in finding.evidence):
+        return finding
+    return msgspec.structs.replace(finding, evidence=(*finding.evidence, "ended: it had passed before the run ended"))
 
 
 def _of_incident(incident: Incident) -> Finding:
