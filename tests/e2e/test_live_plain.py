@@ -44,6 +44,18 @@ def test_a_frozen_rank_is_named_and_the_job_starts_again(tmp_path, quick):
 
 
 @pytest.mark.long
+def test_a_rank_that_is_killed_is_a_crash_until_the_job_has_started_again(tmp_path, quick):
+    with running(tmp_path / "run", "gloo.py", *arguments(tmp_path, "9:0:none"), options=("--settings", quick)) as job:
+        job.until(lambda: (tmp_path / "model.pt").exists(), "a checkpoint")
+        started = [r["fact"] for r in job.records("FactRecord") if r["fact"]["kind"] == "MemberStarted"]
+        os.kill(next(fact["pid"] for fact in started if fact["rank"] == 2), signal.SIGKILL)
+        assert job.finish() == 0, job.text()
+    found = job.records("Finding")
+    assert {f["kind"] for f in found} == {"crash"} and suspects(found[0]) == [[{"rank": 2}]]
+    assert found[-1]["status"] == "ended" and job.said("in attempt 1")
+
+
+@pytest.mark.long
 def test_a_slow_loader_is_named(tmp_path, quick):
     job_arguments = arguments(tmp_path, "2:40:slow", 100)
     with running(tmp_path / "run", "gloo.py", *job_arguments, options=("--settings", quick)) as job:
