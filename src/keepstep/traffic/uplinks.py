@@ -135,14 +135,14 @@ class Uplinks:
         self.level()
 
     def level(self) -> None:
-        """Move flows off every link that carries more than the bound."""
+        """Move flows off every link that carries more than the bound, and let none carry more from now on."""
         bound = self.bound
+        for end, limit in enumerate(self._limit):
+            if limit > bound:
+                self._set_limit(end, bound)
         if self._top <= bound:
             return
-        over = [end for end, load in enumerate(self._load) if max(load) > bound]
-        for end in over:
-            self._set_limit(end, bound)
-        for end in over:
+        for end in [end for end, load in enumerate(self._load) if max(load) > bound]:
             for spine in range(self.spines):
                 while self._load[end][spine] > bound and self._shed(end, spine):
                     pass

@@ -117,3 +117,53 @@ def test_no_spine_is_left_between_two_leaves():
     assert uplinks.forbid([(0, 0)]) == [0]
     assert not uplinks.reachable(0, 1)
     assert uplinks.max_load == 0
+
+
+def history_of(uplinks: Uplinks, deeds: list[tuple[str, int, int]]) -> None:
+    """Flows come (from, to) and go (which, -), links (end, spine) fail and come back. What has no way is left out."""
+    ends: dict[int, tuple[int, int]] = {}
+    for number, (kind, one, other) in enumerate(deeds):
+        if kind == "add" and one != other and uplinks.reachable(one, other):
+            uplinks.add(number, source=one, destination=other)
+            ends[number] = (one, other)
+        elif kind == "remove" and ends:
+            flow = sorted(ends)[one % len(ends)]
+            uplinks.remove([flow])
+            del ends[flow]
+        elif kind == "forbid":
+            for flow in uplinks.forbid([(one, other)]):
+                del ends[flow]
+        elif kind == "permit":
+            uplinks.permit([(one, other)])
+
+
+def test_flows_that_go_after_a_failure_leave_no_link_fuller_than_the_bound():
+    """A leaf whose links had to carry two must not be given a second flow on one of them when one is enough."""
+    uplinks = Uplinks(3, 2)
+    arrivals = [("add", 0, 2), ("add", 0, 1), ("add", 1, 0), ("forbid", 1, 0), ("add", 0, 2), ("add", 1, 2)]
+    history_of(uplinks, [*arrivals, ("permit", 1, 0), ("forbid", 5, 1), ("remove", 0, 0), ("permit", 5, 1)])
+    assert uplinks.max_load == uplinks.bound == 1
+
+
+@st.composite
+def histories(draw):
+    leaves, spines = draw(st.tuples(st.integers(2, 4), st.integers(2, 3)))
+    leaf = st.integers(0, leaves - 1)
+    link = st.tuples(st.integers(0, 2 * leaves - 1), st.integers(0, spines - 1))
+    deed = st.one_of(
+        st.tuples(st.just("add"), leaf, leaf),
+        st.tuples(st.just("remove"), st.integers(0, 99), st.just(0)),
+        st.tuples(st.sampled_from(["forbid", "permit"]), link).map(lambda deed: (deed[0], *deed[1])),
+    )
+    return leaves, spines, draw(st.lists(deed, max_size=30))
+
+
+@given(histories())
+@settings(max_examples=200, deadline=None)
+def test_when_all_links_are_back_the_plan_is_the_optimum_again(case):
+    leaves, spines, deeds = case
+    uplinks = Uplinks(leaves, spines)
+    history_of(uplinks, deeds)
+    for end in range(2 * leaves):
+        uplinks.permit([(end, spine) for spine in range(spines)])
+    assert uplinks.max_load == uplinks.bound
