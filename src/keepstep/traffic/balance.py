@@ -1,53 +1,68 @@
 """Flows over any network: missing links, unequal capacities, three tiers, unequal weights.
 
-Load of a link = sum of the weights on it / its capacity in units of the part's largest cable. The whole plan comes from
-the min-max linear program over paths (HiGHS), rounded to whole flows; later changes choose the path that ends lowest,
-then move flows off the fullest link while that helps. `bound` is the program's value: no plan is below it.
+Load of a cable = sum of the weights on it / its capacity in units of the part's largest cable. The whole plan comes
+from the min-max linear program over ways (HiGHS), rounded to whole flows; later changes choose the way that ends
+lowest, then move flows off the fullest cable while that helps. `bound` is the program's value: no plan is below it.
+Parallel cables are ways of their own; a way takes cables of one number, as far as every hop has as many.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from keepstep.traffic.network import Network
+from keepstep.traffic.network import MAX_PATHS, Network, Way
 from keepstep.traffic.relaxation import Commodity, cut_bound, relax, whole_bound
 
 __all__ = ["Balance"]
 
 _Leaves = tuple[str, str]
+_Hop = tuple[str, str, int]
+"""One cable in one direction: its ends, and its number among the parallel ones."""
 _CLOSE = 1e-9
 _STEEP = 6
 """Of several ways the one with the smallest sum of (link load)**6 is taken: nearly the smallest maximum, and even."""
 
 
+class _Choice(NamedTuple):
+    """The ways between two leaves, the numbers of the links of each (ways x hops), which way is which, and whether
+    there are no others."""
+
+    ways: tuple[Way, ...]
+    links: npt.NDArray[np.int64]
+    number: dict[Way, int]
+    whole: bool
+
+
 class Balance:
-    """Flows (numbers of the caller's) with their weights and paths. `moved` as in `Uplinks`, with the old path."""
+    """Flows (numbers of the caller's) with their weights and ways. `moved` as in `Uplinks`, with the old way."""
 
     def __init__(self, network: Network, *, reference_gbps: float) -> None:
         self.network = network
-        self.moved: dict[int, tuple[str, ...]] = {}
-        self.path_of: dict[int, tuple[str, ...]] = {}
+        self.moved: dict[int, Way] = {}
+        self.way_of: dict[int, Way] = {}
         self._reference = reference_gbps
         self._flows: dict[int, tuple[_Leaves, float]] = {}
-        self._link: dict[tuple[str, str], int] = {}
+        self._link: dict[_Hop, int] = {}
         self._capacity = np.zeros(0)
         self._load = np.zeros(0)
         self._on: list[dict[int, None]] = []
-        self._ways: dict[_Leaves, tuple[tuple[tuple[str, ...], ...], npt.NDArray[np.int64]]] = {}
+        self._choices: dict[_Leaves, _Choice] = {}
 
     @property
     def max_load(self) -> float:
-        """Of the fullest link, in flows of weight 1 on the largest cable."""
+        """Of the fullest cable, in flows of weight 1 on the largest cable."""
         return float((np.where(self._load > _CLOSE, self._load, 0.0) / self._capacity).max(initial=0.0))
 
     @property
     def bound(self) -> float:
         """What no plan can go below: the linear program, rounded up where loads can only be whole."""
         commodities = self._commodities()
-        lowest = relax(commodities, self._capacity)
+        whole = all(self._candidates(commodity.leaves).whole for commodity in commodities)
+        lowest = relax(commodities, self._capacity) if whole else None
         value = lowest.value if lowest is not None else cut_bound(commodities, self._capacity)
         weights = {round(weight, 9) for _, weight in self._flows.values()}
         if len(weights) == 1:
@@ -59,7 +74,7 @@ class Balance:
 
     def reachable(self, source: str, destination: str) -> bool:
         """Whether a way joins the two leaves."""
-        return bool(self._candidates((source, destination))[0])
+        return bool(self._candidates((source, destination)).ways)
 
     def fill(self, flows: Mapping[int, tuple[str, str, float]]) -> None:
         """Place many (source leaf, destination leaf, weight) at once, by the linear program if it is not too large."""
@@ -77,42 +92,44 @@ class Balance:
         self.improve(moves=4 * len(flows))
 
     def add(self, flow: int, *, source: str, destination: str, weight: float) -> None:
-        """Place one flow where the fullest link of its path ends lowest. Some way must join the leaves."""
+        """Place one flow where the fullest cable of its way ends lowest. Some way must join the leaves."""
         self._flows[flow] = ((source, destination), weight)
         self._put(flow, self._best((source, destination), weight))
 
-    def keep(self, flow: int, path: tuple[str, ...], *, weight: float) -> None:
-        """Take `flow` over on the `path` it already has."""
-        leaves = (path[0], path[-1])
+    def keep(self, flow: int, way: Way, *, weight: float) -> None:
+        """Take `flow` over on the `way` it already has, or on another one where that is none of the shortest now."""
+        leaves = (way[0][0], way[0][-1])
         self._flows[flow] = (leaves, weight)
-        self._put(flow, self._candidates(leaves)[0].index(path))
+        number = self._number_of(leaves, way)
+        self._put(flow, self._best(leaves, weight) if number is None else number)
 
     def remove(self, flows: Iterable[int]) -> None:
         """Forget `flows`."""
         for flow in flows:
             self._take(flow)
-            del self._flows[flow], self.path_of[flow]
+            del self._flows[flow], self.way_of[flow]
 
     def reroute(self) -> list[int]:
-        """After the network's `down` changed: flows on dead links move. Returns those that no way is left for."""
-        self._ways.clear()
-        for (start, end), number in self._link.items():
-            self._capacity[number] = max(self.network.capacity(start, end) / self._reference, 1e-12)
+        """After the network's `down` changed: flows on dead links move, and those on a way round what is back. Returns
+        those that no way is left for."""
+        self._choices.clear()
+        for hop, number in self._link.items():
+            self._capacity[number] = max(self._room(hop), 1e-12)
         homeless = []
-        for flow, path in list(self.path_of.items()):
-            if all(self.network.alive(a, b) for a, b in zip(path, path[1:], strict=False)):
-                continue
+        for flow, way in list(self.way_of.items()):
             leaves, weight = self._flows[flow]
+            if self._number_of(leaves, way) is not None:
+                continue
             self._take(flow)
             if self.reachable(*leaves):
                 self._put(flow, self._best(leaves, weight))
             else:
                 homeless.append(flow)
-                del self._flows[flow], self.path_of[flow]
+                del self._flows[flow], self.way_of[flow]
         return homeless
 
     def improve(self, moves: int) -> int:
-        """Move at most `moves` flows, each off the fullest link onto a path that stays below it; how many moved."""
+        """Move at most `moves` flows, each off the fullest cable onto a way that stays below it; how many moved."""
         for done in range(moves):
             if not len(self._load):
                 return done
@@ -126,15 +143,15 @@ class Balance:
             self._put(flow, way)
         return moves
 
-    def settle(self) -> dict[int, tuple[str, ...]]:
-        """The flows moved since the last call and still elsewhere, with their old path; counting starts again."""
-        moved = {flow: old for flow, old in self.moved.items() if self.path_of.get(flow, old) != old}
+    def settle(self) -> dict[int, Way]:
+        """The flows moved since the last call and still elsewhere, with their old way; counting starts again."""
+        moved = {flow: old for flow, old in self.moved.items() if self.way_of.get(flow, old) != old}
         self.moved = {}
         return moved
 
-    def loads(self) -> dict[tuple[str, str], float]:
-        """Sum of weights by link, where there is any."""
-        return {link: float(self._load[number]) for link, number in self._link.items() if self._load[number] > _CLOSE}
+    def loads(self) -> dict[tuple[str, str, int], float]:
+        """Sum of weights by cable and direction, where there is any."""
+        return {hop: float(self._load[number]) for hop, number in self._link.items() if self._load[number] > _CLOSE}
 
     def _heaviest(self) -> float:
         """The heaviest flow on the widest way is a bound too: a flow is not split."""
@@ -145,8 +162,8 @@ class Balance:
         best: tuple[float, int, int] | None = None
         for flow in self._on[link]:
             leaves, weight = self._flows[flow]
-            paths, links = self._candidates(leaves)
-            mine = paths.index(self.path_of[flow])
+            links, number = self._candidates(leaves)[1:3]
+            mine = number[self.way_of[flow]]
             load = np.append(self._load, 0.0)
             load[links[mine]] -= weight
             after = ((load[links] + weight) / np.append(self._capacity, np.inf)[links]).max(axis=1)
@@ -156,52 +173,86 @@ class Balance:
                 best = (float(after[way]), flow, way)
         return None if best is None else (best[1], best[2])
 
-    def _candidates(self, leaves: _Leaves) -> tuple[tuple[tuple[str, ...], ...], npt.NDArray[np.int64]]:
-        """The paths between two leaves and the numbers of their links (paths x hops, -1 pads)."""
-        found = self._ways.get(leaves)
+    def _candidates(self, leaves: _Leaves) -> _Choice:
+        found = self._choices.get(leaves)
         if found is None:
             paths = self.network.paths(*leaves)
-            links = [[self._number(a, b) for a, b in zip(path, path[1:], strict=False)] for path in paths]
+            abreast = {path: self._abreast(path) for path in paths}
+            most = MAX_PATHS // max(1, len(paths))
+            ways = tuple((path, cable) for path in paths for cable in range(min(abreast[path], most)))
+            links = [[self._number(hop) for hop in self._hops(way)] for way in ways]
             hops = len(paths[0]) - 1 if paths else 0
-            found = self._ways[leaves] = (paths, np.array(links, dtype=np.int64).reshape(len(paths), hops))
+            array = np.array(links, dtype=np.int64).reshape(len(ways), hops)
+            number = {way: place for place, way in enumerate(ways)}
+            whole = len(paths) < MAX_PATHS and max(abreast.values(), default=1) <= most
+            found = self._choices[leaves] = _Choice(ways, array, number, whole)
         return found
 
-    def _number(self, start: str, end: str) -> int:
-        number = self._link.get((start, end))
+    def _number_of(self, leaves: _Leaves, way: Way) -> int | None:
+        """The number of a way among those between its leaves; None where it is none of the shortest now. One that is
+        and was left out is looked at from now on."""
+        choice = self._candidates(leaves)
+        if way in choice.number or choice.whole:
+            return choice.number.get(way)
+        hops = self._hops(way)
+        if len(hops) != choice.links.shape[1] or not all(self.network.alive(a, b) for a, b, _ in hops):
+            return None
+        links = np.vstack([choice.links, [self._number(hop) for hop in hops]])
+        number = choice.number | {way: len(choice.ways)}
+        self._choices[leaves] = _Choice((*choice.ways, way), links, number, whole=False)
+        return len(choice.ways)
+
+    def _abreast(self, path: tuple[str, ...]) -> int:
+        """How many parallel cables the widest hop has."""
+        cables = (self.network.cable(a, b) for a, b in zip(path, path[1:], strict=False))
+        return max((cable.count for cable in cables if cable is not None), default=1)
+
+    def _hops(self, way: Way) -> list[_Hop]:
+        path, number = way
+        pairs = zip(path, path[1:], strict=False)
+        return [(a, b, number % (cable.count if (cable := self.network.cable(a, b)) else 1)) for a, b in pairs]
+
+    def _room(self, hop: _Hop) -> float:
+        """The capacity of one cable, in units of the largest."""
+        cable = self.network.cable(*hop[:2])
+        return self.network.capacity(*hop[:2]) / (cable.count if cable else 1) / self._reference
+
+    def _number(self, hop: _Hop) -> int:
+        number = self._link.get(hop)
         if number is None:
-            number = self._link[start, end] = len(self._link)
-            self._capacity = np.append(self._capacity, self.network.capacity(start, end) / self._reference)
+            number = self._link[hop] = len(self._link)
+            self._capacity = np.append(self._capacity, self._room(hop))
             self._load = np.append(self._load, 0.0)
             self._on.append({})
         return number
 
     def _best(self, leaves: _Leaves, weight: float) -> int:
-        _, links = self._candidates(leaves)
+        links = self._candidates(leaves).links
         share = (self._load[links] + weight) / self._capacity[links]
         return int((share**_STEEP).sum(axis=1).argmin())
 
     def _most_wanted(self, leaves: _Leaves, wanted: npt.NDArray[np.float64], *, weight: float) -> int:
-        """The path that the linear program still wants most; among equals the one that ends lowest."""
-        _, links = self._candidates(leaves)
+        """The way that the linear program still wants most; among equals the one that ends lowest."""
+        links = self._candidates(leaves).links
         share = ((self._load[links] + weight) / self._capacity[links]).max(axis=1)
         way = int(np.lexsort((share, -np.round(wanted / max(weight, _CLOSE), 6)))[0])
         wanted[way] -= weight
         return way
 
-    def _put(self, flow: int, way: int) -> None:
+    def _put(self, flow: int, number: int) -> None:
         leaves, weight = self._flows[flow]
-        paths, links = self._candidates(leaves)
-        self._load[links[way]] += weight
-        for link in links[way]:
+        ways, links = self._candidates(leaves)[:2]
+        self._load[links[number]] += weight
+        for link in links[number]:
             self._on[link][flow] = None
-        self.path_of[flow] = paths[way]
+        self.way_of[flow] = ways[number]
 
     def _take(self, flow: int) -> None:
-        path = self.path_of[flow]
-        self.moved.setdefault(flow, path)
+        way = self.way_of[flow]
+        self.moved.setdefault(flow, way)
         weight = self._flows[flow][1]
-        for start, end in zip(path, path[1:], strict=False):
-            number = self._link[start, end]
+        for hop in self._hops(way):
+            number = self._link[hop]
             self._load[number] -= weight
             del self._on[number][flow]
 
@@ -209,4 +260,4 @@ class Balance:
         totals: dict[_Leaves, float] = {}
         for leaves, weight in self._flows.values():
             totals[leaves] = totals.get(leaves, 0.0) + weight
-        return [Commodity(leaves, total, self._candidates(leaves)[1]) for leaves, total in totals.items()]
+        return [Commodity(leaves, total, self._candidates(leaves).links) for leaves, total in totals.items()]

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from keepstep.errors import TrafficError
 from keepstep.records.topology import Cable, Port, Topology, link_name, split_link
 
-__all__ = ["MAX_PATHS", "Network"]
+__all__ = ["MAX_PATHS", "Network", "Way"]
 
 MAX_PATHS = 4096
-"""Ways between two leaves that are looked at; more are cut off, the first by name stay."""
+"""Ways between two leaves that are looked at; of more than these so many are taken that are spread evenly over all."""
+
+Way = tuple[tuple[str, ...], int]
+"""(switches from leaf to leaf, which of the parallel cables)."""
+
+_GOLDEN = 0.6180339887498949
 
 
 class Network:
@@ -89,12 +97,28 @@ class Network:
             climbs = [(*way, upper) for way in climbs for upper in self._above(way[-1], rising=True)]
             falls = [(upper, *way) for way in falls for upper in self._above(way[0], rising=False)]
             tops: dict[str, list[tuple[str, ...]]] = {}
-            for way in falls:
-                tops.setdefault(way[0], []).append(way)
-            found = [(*climb, *fall[1:]) for climb in climbs for fall in tops.get(climb[-1], ())]
-            if found:
-                return tuple(sorted(found)[:MAX_PATHS])
+            for way in sorted(falls):
+                tops.setdefault(way[0], []).append(way[1:])
+            met = [climb for climb in sorted(climbs) if climb[-1] in tops]
+            if met:
+                ends = list(itertools.accumulate(len(tops[climb[-1]]) for climb in met))
+                return tuple(self._joined(met, tops, ends=ends))
         return ()
+
+    @staticmethod
+    def _joined(
+        climbs: Sequence[tuple[str, ...]], tops: Mapping[str, Sequence[tuple[str, ...]]], *, ends: Sequence[int]
+    ) -> Iterator[tuple[str, ...]]:
+        """The ways up and down joined, in order; `ends` counts those of each climb and all before it."""
+        total = ends[-1]
+        numbers: Iterable[int] = range(total)
+        if total > MAX_PATHS:
+            stride = next(step for step in itertools.count(int(total * _GOLDEN)) if math.gcd(step, total) == 1)
+            numbers = sorted(turn * stride % total for turn in range(MAX_PATHS))
+        for number in numbers:
+            place = bisect.bisect_right(ends, number)
+            climb = climbs[place]
+            yield (*climb, *tops[climb[-1]][number - ends[place]])
 
     def paths_between(self, source: str, destination: str) -> tuple[tuple[str, ...], ...]:
         """`paths`, remembered until `down` changes."""

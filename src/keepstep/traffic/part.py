@@ -7,18 +7,14 @@ links of a part give less than their capacity for a while, the general engine ta
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from keepstep.records.topology import split_link
 from keepstep.traffic.balance import Balance
-from keepstep.traffic.network import Network
+from keepstep.traffic.network import Network, Way
 from keepstep.traffic.uplinks import Uplinks
 
 __all__ = ["Part", "Way"]
-
-Way = tuple[tuple[str, ...], int]
-"""(switches from leaf to leaf, which of the parallel cables)."""
 
 
 class Part:
@@ -37,8 +33,6 @@ class Part:
         self._number = {spine: number for number, spine in enumerate(self._spines)}
         self._names = list(self._leaves)
         self._engine: Uplinks | Balance = self._uplinks() if self._even else self._balance()
-        self._cable_of: dict[int, Way] = {}
-        self._used: Counter[tuple[str, str, int]] = Counter()
         self._closed: frozenset[tuple[int, int]] = frozenset()
         self._absent = self._missing() if self._even else frozenset()
         self._moved: dict[int, None] = {}
@@ -77,7 +71,7 @@ class Part:
                 self._engine.add(slot, source=self._leaves[source], destination=self._leaves[destination])
             if self._closed and self._engine.max_load > self._engine.bound:
                 self._engine.level()
-        elif not self._engine.path_of:
+        elif not self._engine.way_of:
             self._engine.fill(slots)
         else:
             for slot, (source, destination, weight) in slots.items():
@@ -91,24 +85,16 @@ class Part:
             ends = {"source": self._leaves[source], "destination": self._leaves[way[0][-1]]}
             self._engine.keep(slot, **ends, spine=self._number[spine] * self._cables_each + cable)
         else:
-            self._engine.keep(slot, way[0], weight=weight)
-            self._remember(slot, way)
+            self._engine.keep(slot, way, weight=weight)
 
     def remove(self, slots: Iterable[int]) -> None:
         """Forget slots."""
-        gone = list(slots)
-        self._engine.remove(gone)
-        for slot in gone:
-            self._forget(slot)
+        self._engine.remove(slots)
 
     def way(self, slot: int) -> Way:
         """The way of a slot. Raises KeyError where it has none."""
         if isinstance(self._engine, Balance):
-            path = self._engine.path_of[slot]
-            if slot not in self._cable_of or self._cable_of[slot][0] != path:
-                self._forget(slot)
-                self._remember(slot, (path, self._emptiest(path)))
-            return self._cable_of[slot]
+            return self._engine.way_of[slot]
         left, right = self._engine.ends_of(slot)
         spine, cable = divmod(self._engine.spine_of[slot], self._cables_each)
         return (self._names[left], self._spines[spine], self._names[right]), cable
@@ -124,9 +110,7 @@ class Part:
     def _follow_down(self) -> list[int]:
         if isinstance(self._engine, Balance):
             homeless = self._engine.reroute()
-            for slot in homeless:
-                self._forget(slot)
-            slowed = len(self._engine.path_of) if self._slowed() else 0
+            slowed = len(self._engine.way_of) if self._slowed() else 0
             self._engine.improve(max(8, len(self._engine.moved), slowed))
             return homeless
         closed = self._absent | frozenset(self._dead_links())
@@ -148,12 +132,10 @@ class Part:
     def _change_engine(self) -> None:
         """Hand the plan over to the other engine as it is, which then betters it."""
         old = self._engine
-        ways = {slot: self.way(slot) for slot in (old.path_of if isinstance(old, Balance) else old.spine_of)}
+        ways = {slot: self.way(slot) for slot in (old.way_of if isinstance(old, Balance) else old.spine_of)}
         self._moved |= dict.fromkeys(old.settle())
         self._engine = self._balance() if isinstance(old, Uplinks) else self._uplinks()
         self._closed = frozenset()
-        self._cable_of.clear()
-        self._used.clear()
         for slot, way in ways.items():
             self.keep(slot, way, weight=1.0)
         self._engine.settle()
@@ -167,27 +149,6 @@ class Part:
         """The slots that have another way than at the last call."""
         moved, self._moved = self._moved | dict.fromkeys(self._engine.settle()), {}
         return list(moved)
-
-    def _emptiest(self, path: tuple[str, ...]) -> int:
-        """Of the parallel cables of a path the number whose fullest hop carries fewest slots."""
-        bundle = self._network.cable(path[0], path[1])
-        numbers = range(bundle.count if bundle else 1)
-        return min(numbers, key=lambda number: max(self._used[hop] for hop in self._hops((path, number))))
-
-    def _remember(self, slot: int, way: Way) -> None:
-        self._cable_of[slot] = way
-        self._used.update(self._hops(way))
-
-    def _forget(self, slot: int) -> None:
-        way = self._cable_of.pop(slot, None)
-        if way is not None:
-            self._used.subtract(self._hops(way))
-
-    def _hops(self, way: Way) -> list[tuple[str, str, int]]:
-        """The cables of a way; parallel ones are told apart by the same number on every hop."""
-        path, number = way
-        pairs = zip(path, path[1:], strict=False)
-        return [(a, b, number % (cable.count if (cable := self._network.cable(a, b)) else 1)) for a, b in pairs]
 
     def _uplinks(self) -> Uplinks:
         return Uplinks(len(self._leaves), len(self._spines) * self._cables_each)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from keepstep.records.topology import Cable, ClosShape, Switch, Topology
 from keepstep.traffic.balance import Balance
 from keepstep.traffic.clos import clos
-from keepstep.traffic.network import Network
+from keepstep.traffic.network import MAX_PATHS, Network
 
 
 def uneven() -> Network:
@@ -26,7 +28,7 @@ def test_unequal_spines_carry_unequal_shares():
     balance.fill(dict.fromkeys(range(10), ("a", "b", 1.0)))
     assert balance.bound == pytest.approx(8.0)
     assert balance.max_load == pytest.approx(8.0)
-    assert sum("thin" in path for path in balance.path_of.values()) == 2
+    assert sum("thin" in path for path, _ in balance.way_of.values()) == 2
 
 
 def test_three_tiers_meet_the_bound():
@@ -56,7 +58,7 @@ def test_a_dead_link_moves_its_own_flows():
     network = uneven()
     balance = Balance(network, reference_gbps=400.0)
     balance.fill(dict.fromkeys(range(10), ("a", "b", 1.0)))
-    thin = {flow for flow, path in balance.path_of.items() if "thin" in path}
+    thin = {flow for flow, (path, _) in balance.way_of.items() if "thin" in path}
     balance.settle()
     network.set_down(["thin"])
     assert balance.reroute() == []
@@ -64,6 +66,71 @@ def test_a_dead_link_moves_its_own_flows():
     assert balance.bound == balance.max_load == pytest.approx(10.0)
     network.set_down(["thin", "wide"])
     assert len(balance.reroute()) == 10
+
+
+def tall(pods: dict[str, tuple[str, ...]], *, spines: int, cores: int, cables: int = 1) -> Network:
+    """Pods with their leaves, `spines` spines in each, all of them under all `cores`, by `cables` cables each."""
+    above = {pod: [f"{pod}.{number}" for number in range(spines)] for pod in pods}
+    tops = [f"core{number}" for number in range(cores)]
+    switches = [Switch(leaf, 1) for leaves in pods.values() for leaf in leaves]
+    switches += [Switch(name, 2) for names in above.values() for name in names] + [Switch(name, 3) for name in tops]
+    found = [Cable(leaf, spine, 400.0) for pod, leaves in pods.items() for leaf in leaves for spine in above[pod]]
+    found += [Cable(spine, top, 400.0, cables) for names in above.values() for spine in names for top in tops]
+    return Network(Topology("tall", tuple(switches), (), tuple(found)))
+
+
+def test_parallel_cables_above_single_ones_are_used_too():
+    network = tall({"p": ("a", "b"), "q": ("c", "d")}, spines=1, cores=1, cables=2)
+    balance = Balance(network, reference_gbps=400.0)
+    balance.fill({0: ("a", "c", 1.0), 1: ("b", "d", 1.0)})
+    assert balance.max_load == balance.bound == 1.0
+    assert {hop: load for hop, load in balance.loads().items() if hop[1] == "core0"} == {
+        ("p.0", "core0", 0): 1.0,
+        ("p.0", "core0", 1): 1.0,
+    }
+
+
+def test_it_is_the_fullest_of_parallel_cables_that_counts():
+    network = Network(clos(ClosShape(hosts=4, hosts_per_leaf=2, spines=1, cables=2)))
+    balance = Balance(network, reference_gbps=400.0)
+    balance.fill({0: ("leaf0", "leaf1", 3.0), 1: ("leaf0", "leaf1", 1.0)})
+    assert balance.max_load == balance.bound == pytest.approx(3.0)
+
+
+def test_a_way_round_what_was_down_is_left_when_it_is_back():
+    """Two leaves of a pod that no spine joins any more meet over a core."""
+    network = tall({"p": ("a", "b"), "q": ("c",)}, spines=2, cores=1)
+    balance = Balance(network, reference_gbps=400.0)
+    balance.fill({0: ("a", "b", 1.0)})
+    network.set_down(["a>p.1", "p.0>b"])
+    assert balance.reroute() == []
+    assert balance.way_of[0][0] == ("a", "p.0", "core0", "p.1", "b")
+    network.set_down([])
+    assert balance.reroute() == []
+    assert balance.improve(1) == 0
+    assert len(balance.way_of[0][0]) == 3
+
+
+def test_of_more_ways_than_are_looked_at_every_link_has_its_share():
+    network = tall({"p": ("a",), "q": ("b",)}, spines=17, cores=17)
+    paths = network.paths("a", "b")
+    assert len(set(paths)) == MAX_PATHS < 17**3
+    for hop in (1, 2, 3):
+        counts = Counter(path[hop] for path in paths)
+        assert len(counts) == 17 and max(counts.values()) < 1.2 * min(counts.values())
+
+
+def test_a_link_that_fails_moves_its_own_flows_alone_where_not_all_ways_are_looked_at():
+    network = tall({"p": ("a",), "q": ("b",)}, spines=17, cores=17)
+    balance = Balance(network, reference_gbps=400.0)
+    balance.fill(dict.fromkeys(range(17), ("a", "b", 1.0)))
+    assert balance.bound == balance.max_load == 1.0
+    balance.settle()
+    lost = balance.way_of[0][0][:2]
+    own = {flow for flow, (path, _) in balance.way_of.items() if path[:2] == lost}
+    network.set_down([">".join(lost)])
+    assert balance.reroute() == []
+    assert set(balance.settle()) == own
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.sampled_from([1.0, 2.0, 5.0])), max_size=25))
