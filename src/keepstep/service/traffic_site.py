@@ -6,6 +6,7 @@ count. Anything that fails is written down as refused, and the plan before it st
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from keepstep.records.demand import Demand, Flow
 from keepstep.records.plan import Advice, Route, TrafficChange, TrafficOutcome, TrafficRoutes
 from keepstep.records.topology import Topology
 from keepstep.service.clock import Clock
-from keepstep.store.disk import disk_error
+from keepstep.store.disk import disk_error, sync_directory
 from keepstep.store.journal import Journal, read_journal
 from keepstep.traffic.advice import worth_planning
 from keepstep.traffic.checking import checked
@@ -71,9 +72,10 @@ class TrafficSite:
     ) -> TrafficSite:
         """A new site. Raises TrafficError for a topology that cannot be planned on, UsageError if there is one."""
         planner = Planner(checked(topology), measure=measure)
-        if (directory / "journal.jsonl").exists():
-            raise UsageError("there is a site already", where=str(directory), remedy="use another directory")
         journal = Journal.open(directory)
+        if any(True for _ in journal.replay()):  # nobody else can begin one meanwhile
+            journal.close()
+            raise UsageError("there is a site already", where=str(directory), remedy="use another directory")
         site = cls(directory, journal, planner=planner, clock=clock)
         digest = site._keep(topology)
         site._append(TrafficChange(change="topology", topology=digest, measure=measure))
@@ -136,14 +138,18 @@ class TrafficSite:
             others = total_crossing(other.crossing for name, other in self.files.items() if name != job)
             try:
                 worth = worth_planning(file.demand, self.planner.network, others=others)
-            except TrafficError:  # its own leaf is cut off: nothing to plan, and no fault of the newcomer
+            except TrafficError:  # it is cut off: nothing to plan, and no fault of the newcomer
                 continue
             now = {one.use: one for one in worth.advice if one.use in alone and one.plan}
             if now:
                 fresh = tuple(flow for flow in worth.flows if flow.use in now)
                 advice = tuple(now.get(one.use, one) for one in file.advice)
-                change = self.planner.extend(job, fresh, advice=advice)
+                try:
+                    change = self.planner.extend(job, fresh, advice=advice)
+                except TrafficError:
+                    continue
                 self.files[job] = SiteFile(file.demand, (*file.flows, *fresh), advice, file.crossing)
+                # without a stage: the job did not come now
                 record = self._record("arrive", change, job=job, reason=f"with {newcomer} it is worth a plan")
                 record = msgspec.structs.replace(record, demand=self._keep(self.files[job]))
                 self._commit(record, change.routes)
@@ -187,7 +193,8 @@ class TrafficSite:
 
     def outcome(self, measured: float, note: str = "") -> TrafficOutcome:
         """Write down what the newest arrival, planned or only advised, brought. Raises TrafficError if none came."""
-        arrivals = [change for change in history(self._directory).changes if change.change == "arrive"]
+        changes = history(self._directory).changes
+        arrivals = [change for change in changes if change.change == "arrive" and change.stage]
         if not arrivals:
             raise TrafficError("no job has come yet; there is no outcome")
         last = arrivals[-1]
@@ -247,12 +254,18 @@ class TrafficSite:
         self._journal.append(msgspec.structs.replace(record, wall=self._clock.wall()), durable=True)
 
     def _keep(self, value: Topology | SiteFile) -> str:
-        """Write a value beside the journal under its hash."""
+        """Write a value beside the journal under its hash; on the disk when this returns, as the change will be."""
         data = msgspec.msgpack.encode(value)
         digest = xxhash.xxh3_128_hexdigest(data)
         path = self._directory / f"{digest}.msgpack"
+        fresh = path.with_suffix(".new")
         try:
-            path.write_bytes(data)
+            with fresh.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            fresh.replace(path)
+            sync_directory(self._directory)
         except OSError as error:
             raise disk_error("cannot be kept", path, error=error) from error
         return digest
@@ -304,6 +317,7 @@ def _replay(directory: Path, events: Sequence[object]) -> tuple[Planner, dict[st
     for event in events:
         if isinstance(event, TrafficRoutes):
             waiting.setdefault(event.version, []).extend(event.routes)
+            version = max(version, event.version)  # never used again if its change did not follow
         elif isinstance(event, TrafficChange) and event.applied:
             if event.change == "topology":
                 measure: Literal["flows", "bytes"] = "bytes" if event.measure == "bytes" else "flows"
@@ -315,7 +329,7 @@ def _replay(directory: Path, events: Sequence[object]) -> tuple[Planner, dict[st
             else:
                 down = event.links
             ways.update((route.flow, (route.path, route.cable)) for route in waiting.pop(event.version, ()))
-            version = event.version
+            version = max(version, event.version)
     if planner is None:
         raise RecordError("the journal names no topology", where=str(directory))
     planner.network.set_down(down)

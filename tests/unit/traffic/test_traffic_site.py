@@ -62,6 +62,16 @@ def test_a_job_alone_is_planned_when_others_come(tmp_path):
     site.close()
 
 
+def test_an_outcome_is_of_the_job_that_came_last_not_of_one_that_is_planned_because_of_it(tmp_path):
+    site = create(tmp_path)
+    site.arrive(ring("alone", (0, 4)), stage=ALL)
+    came = site.arrive(ring("other", (1, 5)), stage=ALL)
+    assert history(tmp_path).changes[-1].job == "alone"
+    told = site.outcome(1.25)
+    site.close()
+    assert (told.job, told.stage, told.version, told.predicted) == ("other", came.stage, came.version, came.predicted)
+
+
 def test_stages_say_what_would_be_done_and_what_came_of_it(tmp_path):
     site = create(tmp_path)
     busy = (0, 4, 1, 5, 2, 6)
@@ -113,6 +123,25 @@ def test_routes_without_their_change_do_not_count(tmp_path):
     journal.append(TrafficRoutes(version=99, routes=(Route(flow, ("leaf0", "spine3", "leaf1")),)))
     journal.close()
     site = TrafficSite.open(tmp_path, SystemClock())
+    assert {route.flow: route for route in site.planner.routes()} == before
+    site.close()
+
+
+def test_routes_without_their_change_do_not_count_with_the_next_change_either(tmp_path):
+    """A crash before the first change after opening is in force; then another change comes."""
+    site = create(tmp_path)
+    site.arrive(ring("a", (0, 4, 1, 5)), stage=ALL)
+    version, route = site.planner.version, site.planner.routes()[0]
+    site.close()
+    journal = Journal.open(tmp_path)
+    elsewhere = next(f"spine{n}" for n in range(4) if f"spine{n}" != route.path[1])
+    other = Route(route.flow, (route.path[0], elsewhere, route.path[2]))
+    journal.append(TrafficRoutes(version=version + 1, routes=(other,)))
+    journal.close()
+    site = TrafficSite.open(tmp_path, SystemClock())
+    site.arrive(ring("b", (8, 12, 9, 13)), stage=ALL)
+    before = {route.flow: route for route in site.planner.routes()}
+    site = reopened(site, tmp_path)
     assert {route.flow: route for route in site.planner.routes()} == before
     site.close()
 
@@ -172,6 +201,16 @@ def test_a_job_that_is_cut_off_does_not_keep_others_out(tmp_path):
     site.close()
 
 
+def test_a_job_whose_leaves_no_spine_joins_any_more_does_not_keep_others_out(tmp_path):
+    """Both of its leaves have uplinks left, but not over the same spines."""
+    site = create(tmp_path)
+    site.arrive(ring("apart", (0, 4)), stage=ALL)
+    site.set_links(down=["leaf0>spine2", "leaf0>spine3", "spine0>leaf1", "spine1>leaf1"])
+    assert site.arrive(ring("other", (1, 8)), stage=ALL).applied
+    assert (history(tmp_path).changes[-1].change, history(tmp_path).changes[-1].job) == ("arrive", "other")
+    site.close()
+
+
 def test_flows_that_came_later_keep_their_own_ways(tmp_path):
     """A window that opens when another closes could share its way; a plan in force is not changed by opening it."""
     site = create(tmp_path)
@@ -198,6 +237,7 @@ def test_flows_that_came_later_keep_their_own_ways(tmp_path):
 def test_directories_that_are_no_site(tmp_path):
     with pytest.raises(UsageError, match="no site"):
         TrafficSite.open(tmp_path, SystemClock())
+    Journal.open(tmp_path).close()  # all that is left of a start that was cut off
     create(tmp_path).close()
     with pytest.raises(UsageError, match="already"):
         create(tmp_path)
