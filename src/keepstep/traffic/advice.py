@@ -21,6 +21,9 @@ from keepstep.traffic.network import Network
 __all__ = ["Policy", "Worth", "worth_planning"]
 
 _BITS = 8e-9
+_Window = tuple[float, float]
+"""When in the step flows are active, from and to."""
+_ALWAYS = (0.0, 0.0)
 
 
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -49,13 +52,13 @@ def worth_planning(
     policy = policy or Policy()
     regular = [use for use in demand.uses if not use.data_dependent]
     by_use: dict[str, list[Flow]] = {use.name: [] for use in demand.uses}
-    leaving: Counter[tuple[float, float, str]] = Counter()
+    leaving: dict[str, Counter[_Window]] = {}
     crossed: set[str] = set()
     for flow in flows_of(demand, network, uses=regular):
         by_use[flow.use].append(flow)
         source, destination = _leaf(network, flow.source), _leaf(network, flow.destination)
         if source != destination:
-            leaving[flow.start_s, flow.end_s, source] += 1
+            leaving.setdefault(source, Counter())[flow.start_s, flow.end_s] += 1
             crossed |= {source, destination}
     _check_uplinks(network, crossed, job=demand.job)
     chosen: list[Flow] = []
@@ -67,9 +70,7 @@ def worth_planning(
         advice.append(answer)
         if answer.plan:
             chosen += by_use[use.name]
-    crossing: dict[str, int] = {}
-    for (_, _, leaf), count in leaving.items():
-        crossing[leaf] = max(crossing.get(leaf, 0), count)
+    crossing = {leaf: _at_once(windows, _ALWAYS) for leaf, windows in leaving.items()}
     return Worth(tuple(chosen), tuple(advice), crossing)
 
 
@@ -115,23 +116,38 @@ def _inputs(
     *,
     demand: Demand,
     network: Network,
-    leaving: Mapping[tuple[float, float, str], int],
+    leaving: Mapping[str, Mapping[_Window, int]],
 ) -> dict[str, float]:
     """The numbers behind an advice; times in s, for an empty network."""
     leaves = {
         _leaf(network, flow.source) for flow in flows if _leaf(network, flow.source) != _leaf(network, flow.destination)
     }
-    busiest = max(leaves, key=lambda leaf: leaving[use.start_s, use.end_s, leaf], default="")
+    window = (use.start_s, use.end_s)
+    busiest = max(sorted(leaves), key=lambda leaf: _at_once(leaving[leaf], window), default="")
     seconds = max((flow.nbytes * _BITS / network.ports[flow.source].gbps for flow in flows), default=0.0)
     uplinks = network.uppers.get(busiest, {})
     return {
         "flows": float(len(flows)),
-        "flows_leaving_leaf": float(leaving[use.start_s, use.end_s, busiest]) if busiest else 0.0,
+        "flows_leaving_leaf": float(_at_once(leaving[busiest], window)) if busiest else 0.0,
         "spines": float(sum(cable.count for upper, cable in uplinks.items() if network.alive(busiest, upper))),
         "transfer_s": seconds,
         "call_s": seconds / use.calls if use.calls else 0.0,
         "step_s": demand.step_s,
     }
+
+
+def _at_once(windows: Mapping[_Window, int], during: _Window) -> int:
+    """How many flows are active at the busiest moment of `during`; a window without length is always."""
+
+    def always(window: _Window) -> bool:
+        return window[1] <= window[0]
+
+    begins = {max(start, during[0]) for start, _ in windows} if not always(during) else {start for start, _ in windows}
+    moments = [begin for begin in begins if always(during) or begin < during[1]]
+    counts = (
+        sum(count for one, count in windows.items() if always(one) or one[0] <= moment < one[1]) for moment in moments
+    )
+    return max(counts, default=0)
 
 
 def _most(flows: list[Flow], network: Network, *, others: Mapping[str, int]) -> int:

@@ -207,6 +207,20 @@ def test_when_to_plan(use, others, plan, words):
     assert advice.inputs or not advice.plan
 
 
+def test_collectives_that_overlap_in_time_count_together():
+    """Four sends over one leaf's uplinks, each of its own time; a fifth begins when all have ended."""
+    sends = [
+        CollectiveUse(f"s{n}", "send", (2 * n, 2 * n + 1), 1e9, 1.0, start, start + 0.05)
+        for n, start in enumerate((0.0, 0.01, 0.02, 0.03))
+    ]
+    last = CollectiveUse("last", "send", (0, 1), 1e9, 1.0, 0.09, 0.1)
+    demand = Demand("j", tuple(Seat(rank, host) for rank, host in enumerate(HOSTS[:8])), (*sends, last), 0.1)
+    worth = worth_planning(demand, star())
+    assert [one.inputs["flows_leaving_leaf"] for one in worth.advice] == [4, 4, 4, 4, 1]
+    assert [one.plan for one in worth.advice] == [True, True, True, True, False]
+    assert worth.crossing == {"leaf0": 4}
+
+
 def test_a_leaf_without_uplinks_is_named():
     network = star()
     network.set_down(["leaf1"])
