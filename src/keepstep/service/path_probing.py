@@ -29,6 +29,7 @@ __all__ = [
     "own_address",
     "raw_allowed",
     "resolved",
+    "taken_ports",
 ]
 
 MAX_PORTS = 512
@@ -127,6 +128,21 @@ def handshakes(target: Target, ports: Iterable[int], *, clock: Clock, timeout_s:
         except OSError as error:
             (taken if error.errno in _TAKEN else silent).append(port)
     return Times(times, tuple(silent), tuple(taken))
+
+
+def taken_ports(target: Target, ports: Iterable[int]) -> frozenset[int]:
+    """The ports that no connection to `target` can leave from now, because something else on this host uses them."""
+    found: set[int] = set()
+    for port in ports:
+        try:
+            with _bound(target, port) as sock:
+                sock.setblocking(False)
+                why = sock.connect_ex((target.destination, target.port))
+        except OSError as error:
+            why = error.errno or 0
+        if why in _TAKEN:
+            found.add(port)
+    return frozenset(found)
 
 
 @contextlib.contextmanager

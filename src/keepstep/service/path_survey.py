@@ -7,11 +7,19 @@ from typing import Literal
 
 import msgspec
 
-from keepstep.errors import EnvironmentProblem, TransportError, UsageError
+from keepstep.errors import EnvironmentProblem, KeepstepError, TransportError, UsageError
 from keepstep.records.plan import Catalogue
 from keepstep.service.clock import Clock
 from keepstep.service.path_load import ports_by_load
-from keepstep.service.path_probing import MAX_PORTS, Target, handshakes, hops_by_port, raw_allowed
+from keepstep.service.path_probing import (
+    MAX_PORTS,
+    Target,
+    Times,
+    handshakes,
+    hops_by_port,
+    raw_allowed,
+    taken_ports,
+)
 from keepstep.traffic.catalogue import catalogue_of
 
 __all__ = ["Method", "SurveyRequest", "port_range", "survey"]
@@ -51,9 +59,6 @@ def survey(request: SurveyRequest, *, clock: Clock) -> Catalogue:
         raise EnvironmentProblem("raw sockets are not allowed", remedy="run with CAP_NET_RAW, or --method round_trip")
     if not by_ttl:
         _check_waiting(request)
-    reached = handshakes(request.target, request.ports[:8], clock=clock)
-    if not reached.round_trip_s and not reached.silent:
-        raise EnvironmentProblem("all source ports are in use", remedy="give other --ports")
     return _by_ttl(request, clock) if by_ttl else _by_load(request, clock)
 
 
@@ -79,32 +84,39 @@ def _by_ttl(request: SurveyRequest, clock: Clock) -> Catalogue:
         by_path.setdefault(path, []).append(port)
     unknown = [port for port in request.ports if port not in paths]
     timed = [port for ports in by_path.values() for port in ports[:_TIMED_PER_PATH]]
-    times = handshakes(target, timed + unknown[: 2 * _TIMED_PER_PATH], clock=clock)
+    times = handshakes(target, timed, clock=clock)
+    asked = 0
+    while asked < len(unknown):  # some of them, as far as they are not in use here
+        some = handshakes(target, unknown[asked : asked + 2 * _TIMED_PER_PATH], clock=clock)
+        times = Times(times.round_trip_s | some.round_trip_s, times.silent + some.silent, times.taken + some.taken)
+        asked += 2 * _TIMED_PER_PATH
+        if some.round_trip_s or some.silent:
+            break
     if not times.round_trip_s:
-        raise _nobody(target)
+        raise _nobody(target, times)
     if not by_path:
         raise EnvironmentProblem(
             f"no switch answers after {request.ttl} hops: the target is nearer, or switches there say nothing",
             where=f"{target.destination}:{target.port}",
             remedy="give another --ttl, or --method round_trip",
         )
-    lost = frozenset(times.silent) | frozenset(unknown)
+    taken = taken_ports(target, unknown[asked:]).union(times.taken)
     found = catalogue_of(
         (target.source, f"{target.destination}:{target.port}"),
         paths,
         wall=clock.wall(),
         method="ttl",
         round_trip_s=times.round_trip_s,
-        silent=lost - frozenset(times.taken),
+        silent=frozenset(times.silent).union(unknown) - taken,
     )
-    return msgspec.structs.replace(found, taken=times.taken)
+    return msgspec.structs.replace(found, taken=tuple(sorted(taken)))
 
 
 def _by_load(request: SurveyRequest, clock: Clock) -> Catalogue:
     target = request.target
     times = handshakes(target, request.ports, clock=clock)
     if not times.round_trip_s:
-        raise _nobody(target)
+        raise _nobody(target, times)
     groups = ports_by_load(target, tuple(times.round_trip_s), token=request.token, clock=clock)
     paths = {port: (f"path{number}",) for number, group in enumerate(groups) for port in group}
     found = catalogue_of(
@@ -118,6 +130,9 @@ def _by_load(request: SurveyRequest, clock: Clock) -> Catalogue:
     return msgspec.structs.replace(found, taken=times.taken)
 
 
-def _nobody(target: Target) -> TransportError:
+def _nobody(target: Target, times: Times) -> KeepstepError:
+    """No port got an answer: because the other end says nothing, or because none could ask."""
+    if not times.silent:
+        return EnvironmentProblem("all source ports are in use", remedy="give other --ports")
     where = f"{target.destination}:{target.port}"
     return TransportError("nobody answers there", where=where, remedy="give a host and port that listens")
