@@ -115,7 +115,7 @@ class PathShares:
         have, speed, policy = self.lowered.get(path, 1.0), speeds[path], self._policy
         others = [one for name, one in speeds.items() if name != path and name not in self.lowered and one.fastest > 0]
         usual = reference(others) if others else self._usual.get(path)
-        if usual is None:
+        if usual is None or usual.fastest <= 0:
             return have, 1.0, "itself"
         what = "the others" if others else "what it usually gives"
         most, least = kinder(speed, usual), _harsher(speed, usual)
@@ -132,7 +132,9 @@ class PathShares:
 
     def _remembered(self, path: str, speed: Speed) -> Speed:
         before = self._usual.get(path)
-        return speed if before is None else Speed(0.8 * before.fastest + 0.2 * speed.fastest, speed.flows)
+        if before is None or before.fastest <= 0:
+            return speed
+        return Speed(0.8 * before.fastest + 0.2 * speed.fastest, speed.flows)
 
     def _set(self, path: str, share: float, *, now: float) -> None:
         self._off[path] = 0

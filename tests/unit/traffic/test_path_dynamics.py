@@ -36,6 +36,13 @@ def test_a_slow_path_is_noticed_within_five_looks_and_one_slow_look_is_forgiven(
     assert shares.lowered == {"c": 0.3}
 
 
+def test_a_path_that_carried_nothing_at_first_is_no_measure():
+    shares = PathShares(("a",))
+    for speed in (0.0, 100.0, 100.0, 20.0):
+        assert shares.step({"a": Speed(speed)}, now=0).lowered == ()
+    assert [shares.step({"a": Speed(20.0)}, now=0).lowered for _ in range(2)] == [(), ("a",)]
+
+
 def test_a_path_with_flows_gets_its_share_back_when_it_is_well():
     shares = PathShares(PATHS)
     looked(shares, b=50.0)
