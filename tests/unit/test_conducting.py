@@ -6,7 +6,7 @@ import zlib
 
 import pytest
 
-from keepstep.records.path_messages import Carried, Way
+from keepstep.records.path_messages import MAX_WAYS, Carried, Way
 from keepstep.records.topology import ClosShape
 from keepstep.traffic.clos import clos
 from keepstep.traffic.conducting import TrafficConductor
@@ -24,27 +24,36 @@ from keepstep.traffic.path_actions import (
 from keepstep.traffic.planner import Planner
 
 HOSTS, SPINES = 8, 4
-NAMES = {f"10.1{leaf}.{spine}.2": f"spine{spine}" for leaf in range(2) for spine in range(SPINES)}
+NAMES = {f"10.1{leaf}.{spine}.2": f"spine{spine}" for leaf in range(18) for spine in range(SPINES)}
+PORTS = tuple(range(42000, 42128))
 
 
 class World:
     """A leaf-spine fabric whose leaves hash, members that do what they are told, and a clock."""
 
     def __init__(
-        self, pairs: list[tuple[int, int]], *, act: bool = True, seed: int = 0, mirrored: bool = False
+        self,
+        pairs: list[tuple[int, int]],
+        *,
+        settings: ConductorSettings | None = None,
+        hosts: int = HOSTS,
+        down: tuple[str, ...] = (),
+        seed: int = 0,
+        mirrored: bool = False,
     ) -> None:
         self.mirrored = mirrored
-        settings = ConductorSettings(hops=NAMES, ports=tuple(range(42000, 42128)), act=act)
-        planner = Planner(clos(ClosShape(hosts=HOSTS, hosts_per_leaf=4, spines=SPINES)))
+        planner = Planner(clos(ClosShape(hosts=hosts, hosts_per_leaf=4, spines=SPINES)), down=down)
+        settings = settings or ConductorSettings(hops=NAMES, ports=PORTS)
         self.conductor = TrafficConductor("job", planner, settings=settings)
-        self.places = {rank: Place(f"h{rank}", f"10.0.0.{rank}", 5000 + rank) for rank in range(HOSTS)}
+        self.places = {rank: Place(f"h{rank}", f"10.0.0.{rank}", 5000 + rank) for rank in range(hosts)}
         self.pairs = pairs
         self.seed = seed
         self.now = 100.0
         self.up = set(range(SPINES))
+        self.cut: set[tuple[int, int]] = set()  # (leaf, spine) of links up that are gone
         self.silent: set[int] = set()
         self.speed = dict.fromkeys(range(SPINES), 1e8)  # of a leaf's link to that spine, bytes per s
-        self.host_speed = dict.fromkeys(range(HOSTS), 1e8)
+        self.host_speed = dict.fromkeys(range(hosts), 1e8)
         self.carried: dict[Way, Carried] = {}
         self.asked_hops = 0
         self.ports: dict[tuple[int, int], int] = {}
@@ -53,19 +62,23 @@ class World:
         self.given: list[GivePaths] = []
         self.prepared: list[GivePaths] = []
         self.refuse = ""
+        self.boundary = 0.0  # no step ends before
         self.conductor.members(0, self.places)
 
     def spine(self, way: Way) -> int:
         """The hash of the leaf: stable, and different for each direction unless mirrored."""
         if self.mirrored and way.source > way.destination:
             way = Way(way.destination, way.port, way.source, way.source_port)
-        up = sorted(self.up)
+        up = sorted(spine for spine in self.up if (self.leaf(way.source), spine) not in self.cut)
         return up[zlib.crc32(f"{self.seed} {way}".encode()) % 1009 % len(up)]
 
+    @staticmethod
+    def leaf(address: str) -> int:
+        return int(address.rsplit(".", 1)[1]) // 4
+
     def hop(self, way: Way) -> tuple[str, str]:
-        spine = self.spine(way)
-        leaf = 0 if int(way.source.rsplit(".", 1)[1]) < 4 else 1
-        return ("", "") if spine in self.silent else (f"10.1{leaf}.{spine}.2", f"10.1{1 - leaf}.0.1")
+        spine, leaf, beyond = self.spine(way), self.leaf(way.source), self.leaf(way.destination)
+        return ("", "") if spine in self.silent else (f"10.1{leaf}.{spine}.2", f"10.1{beyond}.0.1")
 
     def way(self, a: int, b: int) -> Way:
         """The way that bytes of a to b take now; a random port where none was given."""
@@ -84,6 +97,10 @@ class World:
         return min(self.host_speed[a], self.speed[self.route(a, b)] / self.loads()[a // 4, self.route(a, b)])
 
     def train(self) -> None:
+        if self.now < self.boundary:
+            return
+        if not self.stuck():
+            self.change_over()
         seen = [Seen(rank, -1, 5) for rank in self.places]
         for a, b in self.pairs:
             way = self.way(a, b)
@@ -114,7 +131,9 @@ class World:
             case GivePaths():
                 self.given.append(action)
                 self.prepared.append(action)
-                if not self.stuck():
+                if self.now < self.boundary:
+                    self.conductor.ready(action.rank, action.number, installed=False)
+                elif not self.stuck():
                     self.change_over()
             case Renew():
                 self.renewed.append(action)
@@ -288,7 +307,7 @@ def test_a_link_that_stands_still_for_another_reason_costs_little() -> None:
 
 
 def test_advice_gives_nobody_a_port() -> None:
-    world = World(BOTH_WAYS, act=False)
+    world = World(BOTH_WAYS, settings=ConductorSettings(hops=NAMES, ports=PORTS, act=False))
     world.run(5)
     assert world.given == []
     assert world.told[0].text.startswith("would do: 8 flows")
@@ -300,7 +319,124 @@ def test_an_agent_that_may_not_probe_leaves_flows_to_chance_and_says_why() -> No
     world.run(8)
     assert world.given == []
     assert "raw sockets are not allowed" in world.told[0].text
+    assert world.told[0].failed
     assert len(world.told) <= 2
+
+
+def test_more_ways_than_an_agent_answers_at_once_are_asked_in_pieces_and_waited_for() -> None:
+    world = World([(0, b) for b in range(4, 71)], hosts=72)
+    world.train()
+    asks = [action for action in world.conductor.step(101.0) if isinstance(action, AskHops)]
+    pieces = [len(ask.ways) for ask in asks if ask.node == "h0"]
+    assert sum(pieces) == 67 * 128 and max(pieces) <= MAX_WAYS < sum(pieces)
+    assert world.conductor.step(110.0) == []
+    for ask in asks:
+        world.conductor.hops(ask.number, [world.hop(way) for way in ask.ways])
+    assert any(isinstance(action, Tell) and action.added == 67 for action in world.conductor.step(111.0))
+
+
+def test_nodes_that_are_no_hosts_of_the_topology_are_named_once() -> None:
+    world = World(BOTH_WAYS)
+    world.places[2] = Place("elsewhere", "10.0.0.2", 5002)
+    world.conductor.members(1, world.places)
+    for _ in range(40):
+        world.now += 0.25
+        world.conductor.seen([Seen(rank, -1, 5) for rank in world.places], generation=1)
+        for action in world.conductor.step(world.now):
+            world.obey(action)
+    (tell,) = world.told
+    assert tell.failed and "called elsewhere;" in tell.text
+
+
+def test_what_cannot_be_is_said_once_and_tried_less_and_less_often() -> None:
+    world = World(BOTH_WAYS)
+    world.refuse = "raw sockets are not allowed"
+    world.run(600)
+    assert len(world.told) == 1
+    assert world.asked_hops < 12 * 2 * 128 * 4
+    world.refuse = ""
+    world.run(400)
+    assert max(world.loads().values()) == 1
+
+
+def test_a_probing_that_failed_while_a_plan_was_in_force_is_no_fault_of_the_next_plan() -> None:
+    world = World(BOTH_WAYS)
+    world.run(5)
+    world.refuse = "no buffer space"
+    world.run(2)
+    world.refuse = ""
+    told = len(world.told)
+    world.up.discard(2)
+    world.run(3)
+    assert max(world.loads().values()) == 2
+    assert world.told[told].moved
+
+
+def in_a_long_step(seconds: float) -> World:
+    """Members that have dialled for plan 1 and are in the middle of a step."""
+    world = World(BOTH_WAYS)
+    world.run(0.25)
+    world.boundary = world.now + seconds
+    world.run(2)
+    assert {order.number for order in world.given} == {1} and len(world.prepared) == HOSTS
+    return world
+
+
+def test_a_plan_waits_for_the_end_of_a_step_that_takes_long() -> None:
+    world = in_a_long_step(40)
+    world.run(45)
+    assert {order.number for order in world.given} == {1}
+    assert max(world.loads().values()) == 1
+    assert any("in force on all 8 members" in tell.text for tell in world.told)
+
+
+def test_a_plan_of_which_a_member_never_told_is_given_again_after_some_steps() -> None:
+    world = in_a_long_step(8)
+    world.prepared.pop()
+    world.run(20)
+    assert {order.number for order in world.given} == {1, 2}
+    assert "plan 2 is in force on all 8 members" in world.told[-1].text
+
+
+def test_a_link_that_is_gone_does_not_move_flows_of_other_leaves_over_its_spine() -> None:
+    world = World([(a, a + 4) for a in range(4)] + [(8, 4), (9, 5), (10, 6)], hosts=12)
+    world.run(5)
+    before = {pair: world.route(*pair) for pair in world.pairs}
+    assert any(spine == 2 and a >= 8 for (a, _), spine in before.items())
+    told = len(world.told)
+    world.cut.add((0, 2))
+    world.run(3)
+    change = world.told[told]
+    assert (change.moved, change.down) == (1, ("leaf0>spine2",))
+    assert [pair for pair, spine in before.items() if world.route(*pair) != spine and pair[0] >= 8] == []
+
+
+def test_a_flow_that_came_later_moves_no_others() -> None:
+    world = World([(a, a + 4) for a in range(4)])
+    world.run(8)
+    before = {pair: world.route(*pair) for pair in world.pairs}
+    world.pairs.append((0, 5))
+    world.up.discard(3)
+    world.run(3)
+    assert max(world.loads().values()) == 2
+    assert all(world.route(*pair) == spine for pair, spine in before.items() if spine != 3)
+
+
+def test_what_is_down_at_the_site_is_not_used() -> None:
+    world = World(BOTH_WAYS, down=("spine3",))
+    world.run(5)
+    assert {world.route(*pair) for pair in world.pairs} == {0, 1, 2}
+
+
+@pytest.mark.parametrize("seed", [4, 16])
+def test_a_slow_switch_that_the_file_does_not_name_ends_nothing(seed: int) -> None:
+    """Few ports, and one spine unknown to one leaf: bytes come back over it where no port suits both directions."""
+    names = {address: spine for address, spine in NAMES.items() if address != "10.11.3.2"}
+    world = World(BOTH_WAYS, settings=ConductorSettings(hops=names, ports=PORTS[:16]), seed=seed)
+    world.run(8)
+    world.speed[3] = 1e7
+    world.run(20)
+    assert not any("no link" in tell.text for tell in world.told)
 
 
 def test_small_flows_and_flows_inside_a_leaf_are_left_alone() -> None:

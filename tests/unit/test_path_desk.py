@@ -7,6 +7,7 @@ import asyncio
 from test_job_shell import StandingClock
 from test_move_shell import Run
 
+from keepstep.records.events import TrafficChange
 from keepstep.records.messages import FirstStep
 from keepstep.records.move_messages import MoveCommitted, MoveTaken
 from keepstep.records.moves import MoveRequest
@@ -15,6 +16,7 @@ from keepstep.service.keeper import Keeper
 from keepstep.service.output import Console
 from keepstep.service.path_desk import PathDesk, TrafficFile
 from keepstep.traffic.clos import clos
+from keepstep.traffic.path_actions import Seen
 from keepstep.traffic.planner import Planner
 
 
@@ -44,3 +46,18 @@ def test_a_rank_that_moved_is_where_its_joiner_is():
 
     before, after = {0: 0, 1: 1}, {0: 0, 1: 2}
     assert asyncio.run(played()) == [before, before, before, after]
+
+
+def test_what_could_not_be_is_in_the_journal_as_refused():
+    run = Run()
+    planner = Planner(clos(ClosShape(hosts=4, hosts_per_leaf=2, spines=2)))
+    console = Console(lambda line, error: None)
+    file = (TrafficFile(hops={}, stage="low_priority"), planner)
+    desk = PathDesk(run.shell, Keeper(run.journal), file=file, clock=StandingClock(), console=console)
+    desk.turn()
+    desk._conductor.seen([Seen(rank, -1, 5) for rank in range(2)], generation=run.shell.state.generation)
+    desk.turn()
+    console.close()
+    (change,) = [event for event in run.journal.replay() if isinstance(event, TrafficChange)]
+    assert (change.change, change.applied) == ("refused", False)
+    assert "called n0;" in change.reason

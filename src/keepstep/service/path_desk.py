@@ -18,6 +18,7 @@ from keepstep.records.demand import Demand, Seat
 from keepstep.records.events import TrafficChange, TrafficRoutes
 from keepstep.records.messages import Fact, PathsReady, PeerLostReport, TakePaths
 from keepstep.records.path_messages import CountPaths, PathsCounted, PathsProbed, ProbePaths
+from keepstep.records.plan import ChangeKind
 from keepstep.records.summary import WatchReport
 from keepstep.records.summary_rows import PEER_ROW, unpacked
 from keepstep.records.watch_messages import Watched
@@ -217,14 +218,15 @@ class PathDesk:
         self._console.say(f"keepstep: traffic: {action.text}", error=True)
         self._version += 1
         state = self._shell.state
+        kind: ChangeKind = "arrive" if action.added else "fail" if action.down else "restore"
         change = TrafficChange(
             job=state.spec.job,
             generation=state.generation,
             wall=self._clock.wall(),
-            change="arrive" if action.added else "fail" if action.down else "restore",
+            change="refused" if action.failed else kind,
             version=self._version,
             stage=self._stage,
-            applied=self._acts,
+            applied=self._acts and not action.failed,
             reason=action.text,
             links=action.down,
             added=action.added,

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from keepstep.errors import TrafficError
 from keepstep.records.demand import Flow
-from keepstep.records.path_messages import Carried, Way
+from keepstep.records.path_messages import MAX_WAYS, Carried, Way
 from keepstep.records.plan import Route
 from keepstep.traffic.catalogue import MAX_AGE_S
 from keepstep.traffic.path_actions import (
@@ -28,7 +28,7 @@ from keepstep.traffic.path_actions import (
 from keepstep.traffic.path_counts import Ends, PathCounts, Place3
 from keepstep.traffic.path_judge import PathJudge
 from keepstep.traffic.planner import Change, Planner
-from keepstep.traffic.source_ports import PortMap, choose_ports
+from keepstep.traffic.source_ports import ENOUGH_WAYS, PortMap, choose_ports, unused_links
 
 __all__ = ["TrafficConductor"]
 
@@ -36,8 +36,10 @@ _EVERY_S = 1.0
 _COUNT_EVERY_S = 0.5
 _STALL_LONGEST_S = 32.0
 _PATIENCE_S = 5.0
-_RETRY_S = 5.0
+_WAYS_PER_S = 500  # that an agent surely probes, where some are silent
+_RETRY_S, _RETRY_LONGEST_S = 5.0, 320.0
 _STEPS_FIRST = 3
+_STEPS_LATE = 10
 
 
 class TrafficConductor:
@@ -47,6 +49,7 @@ class TrafficConductor:
         self.job = job
         self.number = 0
         self._planner = planner
+        self._site_down = planner.network.down
         self._settings = settings
         self._port_of = {port.host: port.name for port in planner.network.topology.ports}
         self._leaf_of = {port.host: port.leaf for port in planner.network.topology.ports}
@@ -54,6 +57,7 @@ class TrafficConductor:
         self._generation = -1
         self._judges: dict[Ends, PathJudge] = {}
         self._asked = 0
+        self._strangers: set[str] = set()
         self._forget()
 
     def _forget(self) -> None:
@@ -67,7 +71,10 @@ class TrafficConductor:
         self._routes: dict[tuple[int, int], tuple[str, ...]] = {}
         self._given: dict[tuple[int, int], tuple[int, ...]] = {}
         self._waiting: set[int] = set()
+        self._dialling: set[int] = set()
+        self._dialled: dict[int, int] = {}
         self._failed: list[str] = []
+        self._retry_s, self._said = _RETRY_S, ""
         self._next = 0.0
         self._probed = 0.0
         self._stalled: dict[tuple[int, int], float] = {}
@@ -109,7 +116,7 @@ class TrafficConductor:
     def hops(self, number: int, hops: Sequence[Sequence[str]], *, why: str = "") -> None:
         """The answer to `AskHops` of that number."""
         node, ways = self._open.pop(number, ("", ()))
-        if why:
+        if why and node:
             self._failed.append(f"{node}: {why}")
         for way, found in zip(ways, hops, strict=False):
             self._answers[way] = tuple(found)
@@ -121,12 +128,15 @@ class TrafficConductor:
 
     def ready(self, rank: int, number: int, *, installed: bool, why: str = "") -> None:
         """A member has dialled, or could not, or carries its collectives over the new links now."""
-        if number != self.number:
+        if number != self.number or self._phase != "preparing":
             return
         if why:
             self._failed.append(f"rank {rank}: {why}")
         elif installed:
             self._waiting.discard(rank)
+        else:
+            self._dialling.discard(rank)
+            self._dialled = dict(self._steps)
 
     def stalled(self, rank: int, peer: int, *, generation: int, now: float) -> None:
         """Nothing passes from `rank` to `peer` though a collective is under way."""
@@ -150,7 +160,11 @@ class TrafficConductor:
         enough = self._places and all(self._steps.get(rank, 0) >= _STEPS_FIRST for rank in self._places)
         if not enough or now < self._next:
             return []
-        return self._probe(now) if self._pairs() else []
+        strange = sorted({place.node for place in self._places.values()} - self._leaf_of.keys() - self._strangers)
+        self._strangers.update(strange)
+        text = f"no host of the topology is called {', '.join(strange[:8])}; flows there are left to chance"
+        news: list[Action] = [Tell(text, failed=True)] if strange else []
+        return news + (self._probe(now) if self._pairs() else [])
 
     def _pairs(self) -> list[tuple[int, int]]:
         """Ordered pairs of ranks whose bytes pass between leaves and are worth a plan."""
@@ -183,11 +197,15 @@ class TrafficConductor:
             by_node.setdefault(node, []).append(way)
         actions: list[Action] = []
         ttls = (self._settings.ttl, self._settings.ttl + 1)
-        self._answers, self._open, self._deadline = {}, {}, now + _PATIENCE_S
+        longest = max(map(len, by_node.values()), default=0)
+        self._answers, self._open, self._failed = {}, {}, []
+        self._deadline = now + _PATIENCE_S + longest / _WAYS_PER_S
         for node, asked in by_node.items():
-            self._asked += 1
-            self._open[self._asked] = (node, tuple(asked))
-            actions.append(AskHops(node, self._asked, tuple(asked), ttls))
+            for start in range(0, len(asked), MAX_WAYS):
+                self._asked += 1
+                piece = tuple(asked[start : start + MAX_WAYS])
+                self._open[self._asked] = (node, piece)
+                actions.append(AskHops(node, self._asked, piece, ttls))
         return actions
 
     def _probe(self, now: float) -> list[Action]:
@@ -209,8 +227,11 @@ class TrafficConductor:
         return self._replan(now)
 
     def _later(self, now: float, text: str) -> list[Action]:
-        self._phase, self._next = "watching", now + _RETRY_S
-        return [Tell(text)]
+        """Try again, later each time nothing came of it; what was said last is not said again."""
+        self._phase, self._next = "watching", now + self._retry_s
+        self._retry_s = min(2 * self._retry_s, _RETRY_LONGEST_S)
+        said, self._said = self._said, text
+        return [] if text == said else [Tell(text, failed=True)]
 
     def _replan(self, now: float) -> list[Action]:
         """New routes for what is down now, ports for them, and the orders for members whose ports change."""
@@ -260,22 +281,17 @@ class TrafficConductor:
 
     def _unused(self) -> set[str]:
         """Links that no probed way takes any more."""
-        ways: dict[tuple[str, str], list[Way]] = {}
+        ways: dict[Ends, list[Way]] = {}
         for pair in self._connections():
             here, there = (self._leaf_of[self._places[rank].node] for rank in pair)
             for number, (_, way) in enumerate(self._ways(*pair, ports=self._settings.ports)):
                 ways.setdefault((there, here) if number % 2 else (here, there), []).append(way)
-        return {
-            link
-            for ends, probed in ways.items()
-            for link in self._map.unused_links(probed, ends, spines=self._spines(ends))
-        }
+        used = {ends: self._map.used(probed) for ends, probed in ways.items()}
+        return unused_links(used, {ends: self._spines(ends) for ends in ways if len(ways[ends]) >= ENOUGH_WAYS})
 
     def _spines(self, ends: tuple[str, str]) -> tuple[str, ...]:
         """The switches that join two leaves."""
-        above = [
-            {cable.upper for cable in self._planner.network.topology.cables if cable.lower == leaf} for leaf in ends
-        ]
+        above = [self._planner.network.uppers[leaf].keys() for leaf in ends]
         return tuple(sorted(above[0] & above[1]))
 
     def _planned(self) -> Change:
@@ -285,13 +301,17 @@ class TrafficConductor:
             Flow(self.job, f"{a}-{b}", self._port_of[self._places[a].node], self._port_of[self._places[b].node])
             for a, b in self._planned_pairs()
         ]
+        planned = {flow.name for flow in self._planner.flows(self.job)}
         first = self.job not in self._planner.jobs
-        fresh = first or {flow.name for flow in flows} != {flow.name for flow in self._planner.flows(self.job)}
-        if fresh and not first:
+        if not first and not planned <= {flow.name for flow in flows}:
             self._planner.leave(self.job)
-        self._planner.set_down(dead)
+            first = True
+        self._planner.set_down(self._site_down | dead)
         change = self._planner.set_rates(slow)
-        return self._planner.arrive(self.job, flows) if fresh else change
+        if first:
+            return self._planner.arrive(self.job, flows)
+        more = [flow for flow in flows if flow.name not in planned]
+        return self._planner.extend(self.job, more) if more else change
 
     def _slow(self) -> dict[str, float]:
         """The share of their rate that links give, as flows show. A link that is as fast as ever between other leaves
@@ -336,7 +356,7 @@ class TrafficConductor:
         self._renewed = False
         self.number += 1
         self._phase, self._deadline = "preparing", now + _PATIENCE_S
-        self._waiting = set(self._places)
+        self._waiting, self._dialling, self._failed = set(self._places), set(self._places), []
         actions: list[Action] = []
         for rank in sorted(self._places):
             dial = {b: ports for (a, b), ports in given.items() if a == rank}
@@ -349,7 +369,7 @@ class TrafficConductor:
             why, self._failed = "; ".join(self._failed), []
             self._given = {}
             return self._later(now, f"path plan {self.number} was not taken: {why}")
-        if self._waiting and now < self._deadline:
+        if self._waiting and (now < self._deadline or self._boundary_is_to_come()):
             return self._push(now)
         if self._waiting:
             late, self._given = ", ".join(map(str, sorted(self._waiting)[:8])), {}
@@ -357,9 +377,15 @@ class TrafficConductor:
         self._in_force(now)
         return [Tell(f"path plan {self.number} is in force on all {len(self._places)} members")]
 
+    def _boundary_is_to_come(self) -> bool:
+        """Whether all have dialled and have not made many steps since: a step may take longer than dialling."""
+        steps = [self._steps.get(rank, 0) - self._dialled.get(rank, 0) for rank in self._waiting]
+        return not self._dialling and min(steps) < _STEPS_LATE
+
     def _in_force(self, now: float) -> None:
         """The connections are on their ports: what they carry is counted from here on."""
         self._phase, self._next = "active", now + _EVERY_S
+        self._retry_s, self._said = _RETRY_S, ""
         self._counts.follow(dict(self._places3()), now=now)
 
     def _push(self, now: float) -> list[Action]:
@@ -402,12 +428,14 @@ class TrafficConductor:
     # ------------------------------------------------------------------ how fast paths are
 
     def _places3(self) -> Iterator[tuple[Way, Place3]]:
-        """Every way that may be in use, with its ranks, leaves and spine."""
+        """Every way that may be in use over a spine of the topology, with its ranks, leaves and that spine."""
         for pair, ports in self._given.items():
             here, there = (self._leaf_of[self._places[rank].node] for rank in pair)
+            known = self._spines((here, there))
             for number, (_, way) in enumerate(self._ways(*pair, ports=ports)):
                 back, spine = number % 2, self._map.spine(way)
-                yield way, (pair[::-1], (there, here), spine) if back else (pair, (here, there), spine)
+                if spine in known:
+                    yield way, (pair[::-1], (there, here), spine) if back else (pair, (here, there), spine)
 
     def _count(self, now: float) -> list[Action]:
         """Ask every agent what the connections of its node have carried, when the last answers are in or late."""

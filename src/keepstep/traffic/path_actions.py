@@ -82,7 +82,8 @@ class Renew(msgspec.Struct, frozen=True):
 
 
 class Tell(msgspec.Struct, frozen=True):
-    """Say and journal: what changed in the plan, in words. `moved` flows changed their way."""
+    """Say and journal: what changed in the plan, in words, or what could not be (`failed`). `moved` flows changed their
+    way."""
 
     text: str
     moved: int = 0
@@ -91,6 +92,7 @@ class Tell(msgspec.Struct, frozen=True):
     bound: float = 0.0
     routes: tuple[Route, ...] = ()
     down: tuple[str, ...] = ()
+    failed: bool = False
 
 
 Action = AskHops | AskCounts | GivePaths | Renew | Tell

@@ -6,12 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from keepstep.records.path_messages import Way
 
-__all__ = ["PORTS_PER_LINK", "PortMap", "choose_ports"]
+__all__ = ["ENOUGH_WAYS", "PORTS_PER_LINK", "PortMap", "choose_ports", "unused_links"]
 
 PORTS_PER_LINK = 8
 """Ports given for one connection: one that was just in use cannot be had again at once."""
 
-_ENOUGH_WAYS = 16
+ENOUGH_WAYS = 16
+"""Ways between two leaves that must have been probed to tell that none of them takes a link."""
+
+_Ends = tuple[str, str]
 _MOSTLY = 0.9
 
 
@@ -62,14 +65,27 @@ class PortMap:
             for way, hops in answers.items()
         )
 
-    def unused_links(self, ways: Iterable[Way], ends: tuple[str, str], *, spines: Sequence[str]) -> set[str]:
-        """Links between the leaves `ends` that no usable way takes, of `spines` that could: they are down, or the leaf
-        does not use them. Empty where too few ways were probed to tell."""
-        probed = list(ways)
-        used = {self.spine(way) for way in probed if self.usable(way)}
-        if len(probed) < _ENOUGH_WAYS or not used & set(spines):
-            return set()
-        return {link for spine in spines if spine not in used for link in (f"{ends[0]}>{spine}", f"{spine}>{ends[1]}")}
+    def used(self, ways: Iterable[Way]) -> set[str]:
+        """The switches that the usable ones of some ways pass."""
+        return {self.spine(way) for way in ways if self.usable(way)}
+
+
+def unused_links(used: Mapping[_Ends, set[str]], spines: Mapping[_Ends, Sequence[str]]) -> set[str]:
+    """Links between leaves that no usable way takes, of the `spines` that could: they are down, or the leaf does not
+    use them. `used` are the spines that ways between two leaves take; where none is known nothing can be told. Of the
+    two links over a spine that is not used, one that other leaves use is not to blame.
+    """
+    taken = {link for ends, switches in used.items() for spine in switches for link in _links(ends, spine)}
+    found: set[str] = set()
+    for ends, switches in spines.items():
+        unused = set(switches) - used[ends] if used[ends] & set(switches) else set()
+        for both in (_links(ends, spine) for spine in unused):
+            found |= both - taken or both
+    return found
+
+
+def _links(ends: _Ends, spine: str) -> set[str]:
+    return {f"{ends[0]}>{spine}", f"{spine}>{ends[1]}"}
 
 
 def choose_ports(
