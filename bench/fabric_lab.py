@@ -20,11 +20,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-__all__ = ["Fabric", "FabricPlan", "LabHost", "why_no_fabric"]
+__all__ = ["Fabric", "FabricPlan", "LabHost", "remove_left", "why_no_fabric"]
 
 _LEAVES = 2
 _BURST_KB = 64
 _QUEUE_MS = 50
+_NAMED = re.compile(r"ks(?:try)?([0-9]+)(?:-[a-z0-9]+)?")
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,20 @@ def why_no_fabric() -> str:
     return ""
 
 
+def remove_left() -> list[str]:
+    """Remove the namespaces of builders that were killed; those in which processes run stay. Returns their names."""
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True)
+    left = []
+    for name in (line.split()[0] for line in listed.stdout.splitlines() if line.strip()):
+        found = _NAMED.fullmatch(name)
+        if found and not Path("/proc", found[1]).exists():
+            inside = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True)
+            if not inside.stdout.strip():
+                subprocess.run(["ip", "netns", "del", name], capture_output=True)
+                left.append(name)
+    return left
+
+
 class Fabric:
     """The fabric as a context manager. Raises RuntimeError with the failing command if it cannot be built."""
 
@@ -105,6 +120,7 @@ class Fabric:
         self._processes: list[subprocess.Popen[Any]] = []
 
     def __enter__(self) -> Fabric:
+        remove_left()
         try:
             self._build()
         except BaseException:
