@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -15,7 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from keepstep.errors import StateError
 from keepstep.training.buckets import Bucketing, GradientBuckets
+from keepstep.training.checkpoint import CheckpointWriter
 from keepstep.training.modules import Modules
+from keepstep.training.state import TrackedState
 
 FIRST = Bucketing(False, ((0, 1, 2, 3, 4, 5),))
 FORMED = Bucketing(True, ((5, 4), (3, 2), (1, 0)))
@@ -194,6 +197,27 @@ def test_a_loss_in_between_leaves_them_as_they_were() -> None:
     member = Member()
     assert not member.buckets._agree(member.module, 0, least=lambda values: ())
     assert member.now == FIRST
+
+
+@pytest.mark.parametrize(("passes", "cap_mb", "wanted"), [(2, 0.0001, FORMED), (0, 0.0001, FIRST), (2, 0.0002, FIRST)])
+def test_a_process_that_starts_from_a_checkpoint_goes_on_with_its_buckets(
+    tmp_path: Path, passes: int, cap_mb: float, wanted: Bucketing
+) -> None:
+    """G-2. Where the script asks DDP for others now, these are formed as in any first pass."""
+    writer = CheckpointWriter(tmp_path, rank=0, world=1)
+    member = Member(passes)
+    for step in (2, 3):
+        writer.save(step, TrackedState(member.module), private=b"own")
+    fresh = DistributedDataParallel(Net(), bucket_cap_mb=cap_mb)
+    state = TrackedState(fresh)
+    assert writer.load(3, state) == b"own"
+    writer.close()
+    state.gradient_buckets.form()
+    assert state.gradient_buckets.now() == (wanted,)
+    for _ in range(2):
+        fresh(torch.ones(2, 4)).sum().backward()
+    (after,) = state.gradient_buckets.now()
+    assert after.final and (after == FORMED or cap_mb > 0.0001)
 
 
 def test_they_can_be_sent() -> None:

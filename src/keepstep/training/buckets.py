@@ -1,11 +1,13 @@
 """The gradient buckets of DistributedDataParallel modules, which all members of a module's group must have alike.
 
 DDP forms its final buckets behind the first backward pass. A joiner whose rehearsal came to none has others than the
-stayers: their gradients would be added to those of other parameters. So a joiner takes the buckets of the others.
+stayers: their gradients would be added to those of other parameters. So a joiner takes the buckets of the others. A
+checkpoint holds them, too: where a gradient lies in its bucket decides in which order the ranks' parts are added.
 """
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,8 +27,9 @@ from keepstep.training.plane import Lane
 from keepstep.training.turning import smallest
 from keepstep.training.work import DoneWork
 
-__all__ = ["Bucketing", "GradientBuckets"]
+__all__ = ["Bucketing", "GradientBuckets", "KeptBuckets"]
 
+_log = logging.getLogger("keepstep")
 _DIGEST_BITS = 31
 _RANK_BITS = 20
 _MOST = (1 << 31) - 1
@@ -40,6 +43,14 @@ class Bucketing(msgspec.Struct, frozen=True):
     buckets: tuple[tuple[int, ...], ...]
 
 
+class KeptBuckets(msgspec.Struct, frozen=True):
+    """The final buckets of one module in a checkpoint, none as long as they are not final; `asked` is what the script
+    had asked DDP for, by which they were formed."""
+
+    asked: tuple[int, ...]
+    buckets: tuple[tuple[int, ...], ...] = ()
+
+
 class GradientBuckets:
     """Those of all tracked modules. `alone`: they were formed in a rehearsal, so those of others count for more."""
 
@@ -47,6 +58,7 @@ class GradientBuckets:
         self.alone = False
         self._modules = modules
         self._put: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+        self._known: weakref.WeakKeyDictionary[DistributedDataParallel, KeptBuckets] = weakref.WeakKeyDictionary()
 
     def form(self) -> None:
         """Let DDP form its final buckets now rather than at its next forward, without the others.
@@ -59,6 +71,23 @@ class GradientBuckets:
     def now(self) -> tuple[Bucketing, ...]:
         """The buckets as they are, module by module."""
         return tuple(map(self._now, self._modules.data_parallel))
+
+    def kept(self) -> tuple[KeptBuckets, ...]:
+        """For a checkpoint, module by module. Final buckets stay as they are: they are asked for once."""
+        return tuple(map(self._kept, self._modules.data_parallel))
+
+    def go_on(self, kept: Sequence[KeptBuckets]) -> None:
+        """After a checkpoint was loaded: modules that have none of their own yet get the final buckets that it holds,
+        if the script asks DDP for the same as the one that wrote it."""
+        for module, one in zip(self._modules.data_parallel, kept, strict=False):
+            own = _read(module)
+            same = one.asked == _asked(module) and _parameters(one.buckets) == _parameters(own.buckets)
+            if own.final or not one.buckets or not same:
+                continue
+            try:
+                self._take(module, Bucketing(True, one.buckets), own=own)
+            except StateError as error:
+                _log.warning("gradients are added in another order than before the checkpoint: %s", error)
 
     def take(self, given: Sequence[Bucketing]) -> None:
         """Go on with the buckets of another member of the same groups. Raises StateError if they do not fit."""
@@ -110,11 +139,22 @@ class GradientBuckets:
         _put(module, now := Bucketing(True, _read(module).buckets))
         return now
 
+    def _kept(self, module: DistributedDataParallel) -> KeptBuckets:
+        if not module._has_rebuilt_buckets:
+            return KeptBuckets(_asked(module))
+        known = self._known.get(module)
+        if known is None:
+            known = self._known[module] = KeptBuckets(_asked(module), self._now(module).buckets)
+        return known
+
     def _take(self, module: DistributedDataParallel, wanted: Bucketing, *, own: Bucketing) -> None:
         if own == wanted:
             return
+        self._known.pop(module, None)
         self._put.add(module)
         _put(module, wanted)
+        if wanted.final:
+            self._known[module] = KeptBuckets(_asked(module), wanted.buckets)
 
 
 def _smallest(group: KeepstepGroup) -> Callable[[Sequence[int]], Sequence[int]]:
@@ -145,6 +185,17 @@ def _bucketing(numbers: Sequence[int]) -> Bucketing:
 
 
 # ---------------------------------------------------------------------- DDP's reducer
+
+
+def _asked(module: DistributedDataParallel) -> tuple[int, ...]:
+    """What decides how torch forms buckets: sizes, and whether all parameters take part in every pass."""
+    sizes = (module.bucket_bytes_cap, int(module.bucket_bytes_cap_default), *module.bucket_bytes_cap_list)
+    return (int(module.find_unused_parameters), int(module.static_graph), *sizes)
+
+
+def _parameters(buckets: Sequence[Sequence[int]]) -> list[int]:
+    """The numbers of the parameters in all of them."""
+    return sorted(number for bucket in buckets for number in bucket)
 
 
 class _NoZeros(TorchDispatchMode):  # type: ignore[misc]

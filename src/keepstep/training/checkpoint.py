@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from keepstep.errors import StateError, StoreError, TornRecord
+from keepstep.training.buckets import GradientBuckets, KeptBuckets
 from keepstep.training.dcp_metadata import METADATA, write_metadata
 from keepstep.training.dcp_names import Described, describe
 from keepstep.training.host_memory import Block
@@ -44,6 +45,8 @@ _log = logging.getLogger("keepstep.checkpoint")
 class Giver(Protocol):
     """Whoever has state to be kept and takes it back (`TrackedState`)."""
 
+    gradient_buckets: GradientBuckets
+
     def image(self) -> Image:
         """The state as it is now."""
 
@@ -68,6 +71,7 @@ class _Part:
     written_in: str = ""
     copy: StateCopy | None = None
     described: Described | None = None
+    buckets: tuple[KeptBuckets, ...] = ()
 
 
 def step_directory(directory: Path, step: int) -> Path:
@@ -130,7 +134,7 @@ class CheckpointWriter:
         replica = state.replica_key()
         held = {rank for rank, key in (replicas or {}).items() if key == replica and not self._alone}
         holder = min(held | {self._rank})
-        part = _Part(step, private, replica, holder, written_in)
+        part = _Part(step, private, replica, holder, written_in, buckets=state.gradient_buckets.kept())
         if holder == self._rank:
             image = state.image(whole=True)
             if self._block is None or self._block.nbytes != image.manifest.nbytes:
@@ -208,12 +212,12 @@ class CheckpointWriter:
         self._complete.discard(part.step)
         for name in (METADATA, page_name(rank)):
             (place / name).unlink(missing_ok=True)
-        header, data_nbytes, data_sha256 = Header(part.private), 0, ""
+        header, data_nbytes, data_sha256 = Header(part.private, buckets=part.buckets), 0, ""
         if part.copy is not None and part.described is not None:
             manifest = part.copy.manifest
             buffers = part.copy.views()
             contents, sink = write_data(place / data_name(rank), manifest, buffers=buffers, described=part.described)
-            header = Header(part.private, manifest.encode(), contents)
+            header = Header(part.private, manifest.encode(), contents, part.buckets)
             data_nbytes, data_sha256 = sink.nbytes, sink.sha256
         nbytes, digest = write_header(place / file_name(rank), header)
         page = Page(
@@ -379,7 +383,7 @@ def load(
                 where=str(place),
                 remedy="load it with the script, arguments and layout that wrote it",
             )
-        private = read_header(place / file_name(rank))[0].private
+        own = read_header(place / file_name(rank))[0]
         header, start = read_header(place / file_name(page.holder))
         manifest = header.layout()
         if manifest is None:
@@ -395,7 +399,8 @@ def load(
     except (TornRecord, OSError) as error:
         raise StoreError(f"checkpoint of step {step} cannot be loaded: {error}", where=str(place)) from error
     state.adopted()
-    return private
+    state.gradient_buckets.go_on(own.buckets)
+    return own.private
 
 
 def _fill(readinto: Callable[[memoryview], int | None], view: memoryview, *, holder: int) -> None:

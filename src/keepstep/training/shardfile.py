@@ -22,6 +22,7 @@ import msgspec
 import torch
 
 from keepstep.errors import TornRecord
+from keepstep.training.buckets import KeptBuckets
 from keepstep.training.dcp_items import ItemPlace, Sink, write_tensor, write_value
 from keepstep.training.dcp_metadata import Contents
 from keepstep.training.dcp_names import Described, Value
@@ -53,12 +54,14 @@ _BLOCK = 4 * 1024 * 1024
 class Header(msgspec.Struct, frozen=True):
     """What a file holds: the private part of its rank, and the manifest of the state (None: another rank has it).
 
-    `contents` says where in the data file everything lies (None: right behind this header, version 1).
+    `contents` says where in the data file everything lies (None: right behind this header, version 1), `buckets` are
+    the gradient buckets of this rank's DDP modules.
     """
 
     private: bytes
     manifest: bytes | None = None
     contents: Contents | None = None
+    buckets: tuple[KeptBuckets, ...] = ()
 
     def layout(self) -> Manifest | None:
         """The manifest. Raises TornRecord."""
