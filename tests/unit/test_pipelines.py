@@ -163,6 +163,47 @@ def test_a_schedule_that_is_prepared_again_leaves_no_trace(members: list[Fabric]
     assert made == [5, 4, 4, 4], "one call for the preparation, one for each micro batch"
 
 
+@pytest.mark.parametrize("redone", [False, True])
+def test_a_schedule_that_a_fresh_process_prepares_in_mid_job_leaves_no_trace(
+    members: list[Fabric], redone: bool
+) -> None:
+    """G-2: the job had prepared it in its first step, before the checkpoint from which this process goes on."""
+    counting = Counting()
+    stage = PipelineStage(counting, 0, 1, torch.device("cpu"), group=dist.new_group([1]))
+    schedule = Schedule1F1B(stage, n_microbatches=4, loss_fn=torch.nn.functional.mse_loss)
+    pipelines = Pipelines(SimpleNamespace(mode=Mode.LIVE, serve=lambda *_: None))  # type: ignore[arg-type]
+    pipelines.run_on(100, anew=False)
+    made: list[float] = []
+    try:
+        if redone:  # before it came to the schedule
+            pipelines.begin_step()
+            pipelines.redo()
+        for _ in range(2):
+            pipelines.begin_step()
+            before = float(counting.calls)
+            schedule.step(torch.zeros(8, 8), target=torch.zeros(8, 8))
+            made.append(float(counting.calls) - before)
+    finally:
+        pipelines.close()
+    assert made == [4, 4]
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_rehearsal_that_failed_before_its_schedule_is_told_before_a_move(members: list[Fabric], whole: bool) -> None:
+    """The others have prepared theirs: its first step would wait for them."""
+    pipelines = Pipelines(members[1])
+    pipelines.begin_step(rehearsing=True)
+    pipelines.rehearsed(whole=whole)
+    try:
+        if whole:  # the script uses no schedule in its steps
+            pipelines.check()
+        else:
+            with pytest.raises(StateError, match="a pipeline schedule is not prepared: its first step failed"):
+                pipelines.check()
+    finally:
+        pipelines.close()
+
+
 def test_shapes_there_and_back() -> None:
     assert tensors_of(shapes_of((META, None))) == (META, None)
     with pytest.raises(StateError, match="unknown type"):

@@ -134,7 +134,7 @@ class Guard:
             stream.begin_step(self.state.version, oldest=self.mirrors.oldest)
         self._rng = capture_rng()
         self._tracked().snapshot(full=self.full)
-        self._pipelines.begin_step()
+        self._pipelines.begin_step(rehearsing=self.rehearsing)
         if not self.rehearsing:
             own = self._publish(self.state.version, counting=False)
             self.mirrors.boundary(self.state.version, self._tracked(), own=own)
@@ -175,7 +175,9 @@ class Guard:
         """Put everything back to the start of the step."""
         self.spans.end(SpanKind.STEP)
         self._tracked().restore()
-        if not self.rehearsing:
+        if self.rehearsing:
+            self._pipelines.rehearsed(whole=self.aborted)
+        else:
             self._pipelines.redo()
         for stream in self.streams:
             stream.redo()
@@ -383,8 +385,7 @@ class Guard:
         self.replicas = dict(act.order.replicas)
         self.fabric.go_local()
         self._tracked().gradient_buckets.form()
-        if act.order.version == 0 or act.order.anew:
-            self._pipelines.forget(again=act.order.version > 0)
+        self._pipelines.run_on(act.order.version, anew=act.order.anew)
         self.fabric.install(act.order.generation, act.order.roster, renew=self._renew)
         self._renew = False
         self.mirrors.run_on(self.state.version)

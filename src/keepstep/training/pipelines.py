@@ -3,7 +3,8 @@
 A schedule prepares its stages in its first step, by messages from stage to stage. A joiner prepares alone instead and
 asks its neighbours for the shapes it cannot know. Where it cannot, because a neighbour joins at the same time, all
 members prepare anew in the next step. Whether a schedule is prepared goes back with a redone step, and to "no" where
-everybody starts at version 0, so that either all members prepare in a step or none.
+everybody starts at version 0, so that either all members prepare in a step or none. A process that starts at a later
+version prepares what the job had prepared before: that must leave no trace in buffers.
 """
 
 from __future__ import annotations
@@ -52,12 +53,16 @@ class Pipelines:
         self._unprepared: weakref.WeakSet[Any] = weakref.WeakSet()
         self._again: weakref.WeakSet[Any] = weakref.WeakSet()
         self._made_again: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._stepped = self._failed = False
+        self._late = self._late_next = False  # this step, or the next, is the first one here of a job in its middle
         self._why = ""
         self._original: _Prepare | None = None
         fabric.serve("stage", lambda sock: tell_shapes(sock, self._shapes))
 
-    def begin_step(self) -> None:
+    def begin_step(self, *, rehearsing: bool = False) -> None:
         """Remember which schedules are prepared; take care of all if the script uses any."""
+        self._stepped = self._stepped or not rehearsing
+        self._late, self._late_next = self._late_next, False
         if self._original is None:
             if _SCHEDULES not in sys.modules:
                 return
@@ -71,16 +76,32 @@ class Pipelines:
         for schedule in self._schedules:
             vars(schedule).update(kept.get(id(schedule), dict.fromkeys(_flags(schedule), False)))
         self._again.update(self._made_again)
+        self._late_next = self._late
+
+    def rehearsed(self, *, whole: bool) -> None:
+        """A step was rehearsed, up to its agreement or, not `whole`, until something in it failed."""
+        self._failed = not whole
 
     def check(self) -> None:
-        """Raises StateError if a schedule was to be prepared alone and could not: all others have prepared theirs."""
-        if self._unprepared:
+        """Raises StateError if a schedule was to be prepared alone and could not, or the rehearsal failed before it
+        came to one: all others have prepared theirs."""
+        if self._unprepared or (self._failed and self._came_to_none):
             raise StateError(f"a pipeline schedule is not prepared: {self._why or 'its first step failed'}")
 
     @property
     def unprepared(self) -> bool:
         """Whether a rehearsal has left a schedule unprepared that the others may have prepared, or came to none."""
-        return bool(self._unprepared) or (self._original is not None and not self._schedules)
+        return bool(self._unprepared) or self._came_to_none
+
+    @property
+    def _came_to_none(self) -> bool:
+        return self._original is not None and not self._schedules
+
+    def run_on(self, version: int, *, anew: bool) -> None:
+        """The job goes on with the step behind `version` updates; `anew`: all members prepare schedules anew."""
+        if version == 0 or anew:
+            self.forget(again=version > 0)
+        self._late_next = version > 0 and not self._stepped
 
     def forget(self, *, again: bool = False) -> None:
         """No schedule is prepared: all members prepare anew in the step that comes. `again`: an undisturbed run would
@@ -105,13 +126,14 @@ class Pipelines:
         self._original = original
 
         def prepare(schedule: Any, stages: list[Any], *rest: Any, **options: Any) -> tuple[bool, bool]:
+            late = self._late and schedule not in self._schedules
             self._schedules.add(schedule)
             self._stages.update(stages)
             if self._fabric.mode is Mode.LOCAL and all(hasattr(stage, "_user_meta") for stage in stages):
                 return self._prepare_alone(
                     partial(original, schedule, stages, *rest, **options), schedule, stages=stages
                 )
-            if schedule not in self._again:
+            if schedule not in self._again and not late:
                 return original(schedule, stages, *rest, **options)
             with _buffers_kept(stages):
                 prepared = original(schedule, stages, *rest, **options)
