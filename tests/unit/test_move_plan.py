@@ -13,6 +13,8 @@ from keepstep.control.move_plan import plan_move
 from keepstep.control.move_state import Heir, Move
 from keepstep.control.roster import Member, NodeSpec, Status
 from keepstep.errors import UsageError
+from keepstep.records.domain_messages import NodeLost
+from keepstep.records.messages import StartMember
 from keepstep.records.moves import MoveRequest
 
 SPEC = JobSpec("j", 4, 2, "1", b"s")
@@ -40,7 +42,7 @@ def test_a_rank_stays_on_its_node_if_only_that_has_room():
 
 
 def test_a_whole_node_needs_room_for_all():
-    with pytest.raises(UsageError, match="neither a standby nor room"):
+    with pytest.raises(UsageError, match="node n0 has standbys or room for 1 of these ranks only"):
         plan_move(job(), MoveRequest((), node="n1"))
     roomy = job(nodes=(NodeSpec("n0", 2, 3), NODES[1]))
     assert [heir.node for heir in plan_move(roomy, MoveRequest((), node="n1"))] == ["n0", "n0"]
@@ -113,3 +115,15 @@ def test_a_wish_that_came_too_late_changes_nothing():
     """The shell asks before; if the job has changed meanwhile, the machine says why not."""
     decision = decide(job(version=0), Event("", "", MoveRequest((2,))), now=1.0)
     assert decision.state.move is None and not decision.orders and "no move: no step" in decision.reason
+
+
+def test_a_node_that_goes_away_before_a_process_is_warm_there_ends_the_move_with_that_word():
+    """No process is started on it any more."""
+    state = job(nodes=(*NODES, NodeSpec("n2", 0, 2)), named=5)
+    asked = decide(state, Event("", "", MoveRequest((1,), to="n2")), now=1.0)
+    assert [(one.node, type(one.order)) for one in asked.orders] == [("n2", StartMember)]
+    decision = decide(asked.state, Event("n2", "", NodeLost("n2", "its agent is gone")), now=2.0)
+    (record,) = decision.moves
+    assert (record.outcome, record.why) == ("not made", "node n2 is lost")
+    assert decision.state.move is None and decision.state.phase == "running"
+    assert not any(one.node == "n2" for one in decision.orders)

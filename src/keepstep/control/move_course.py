@@ -182,6 +182,10 @@ def _at_the_end(turn: Turn, move: Move) -> bool:
 def _find_joiners(turn: Turn) -> None:
     """Welcome a warm process for each rank, start what is missing, go on when all have run their set-up."""
     move = turn.move_under_way
+    gone = {node.name for node in turn.state.nodes if node.gone} & {heir.node for heir in move.heirs}
+    if gone:
+        cancel_move(turn, f"node {', '.join(sorted(gone))} is lost")
+        return
     for heir in move.heirs:
         warm = [m for m in standbys(turn.state.members, Status.WARM) if m.node == heir.node]
         if not heir.joiner and warm:

@@ -27,13 +27,15 @@ def plan_move(state: JobState, request: MoveRequest) -> tuple[Heir, ...]:
             if member.node == request.to:
                 raise UsageError(f"rank {member.rank} is on node {request.to} already", remedy="name another node")
     room = _room(state)
-    heirs = []
+    heirs: list[Heir] = []
     for member in leavers:
         node = request.to or _elsewhere(state, member, room=room, without=request.node)
         room[node] -= 1
         if room[node] < 0:
+            have = sum(heir.node == node for heir in heirs)
+            what = f"standbys or room for {have} of these ranks only"
             raise UsageError(
-                f"node {node} has neither a standby nor room for another process",
+                f"node {node} has {what if have else 'neither a standby nor room for another process'}",
                 remedy="start the job with --standby, or name another node with --to",
             )
         heirs.append(Heir(member.rank, member.name, member.node, node))
