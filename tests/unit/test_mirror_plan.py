@@ -12,7 +12,7 @@ from test_fabric import World
 from keepstep.records.domain_messages import StateKept
 from keepstep.records.mirror_messages import AskMirrors, Mirrors, PlaceMirror
 from keepstep.training.fabric import Fabric
-from keepstep.training.mirror_plan import COPIES, MirrorPlan, Share, plan_of, votes_of
+from keepstep.training.mirror_plan import VERSIONS, MirrorPlan, Share, plan_of, votes_of
 from keepstep.training.mirrors import MemberMirrors
 from keepstep.training.state import TrackedState
 
@@ -27,25 +27,33 @@ def plan(shares: Mapping[int, Share], *, wanted: bool = False) -> MirrorPlan:
 
 def test_the_members_of_one_node_take_from_the_same_memory() -> None:
     shares = {
-        4: Share("a", "n", 30 * MB, 121 * MB),
-        6: Share("b", "n", 30 * MB, 120 * MB),
-        7: Share("b", "m", 5 * MB, 10 * MB),
+        4: Share("a", "n", 15 * MB, 7, 0, 121 * MB),
+        6: Share("b", "n", 20 * MB, 7, 10 * MB, 120 * MB),
+        7: Share("b", "m", 10 * MB, 4, 0, 100 * MB),
     }
     assert plan(shares) == MirrorPlan(frozenset({4}), room=True)
-    assert plan({**shares, 6: Share("b", "n", 31 * MB, 120 * MB)}) == MirrorPlan(frozenset({4}), room=False)
-    assert plan({**shares, 7: Share("b", "m", 5 * MB, 9 * MB)}) == MirrorPlan(frozenset({4}), room=False)
+    assert plan({**shares, 6: Share("b", "n", 21 * MB, 7, 10 * MB, 120 * MB)}) == MirrorPlan(frozenset({4}), room=False)
+    assert plan({**shares, 7: Share("b", "m", 10 * MB, 4, 0, 99 * MB)}) == MirrorPlan(frozenset({4}), room=False)
+
+
+@pytest.mark.parametrize(("holder", "free"), [(1, 404), (-1, 4)])
+def test_who_holds_a_larger_state_than_its_own_needs_room_for_that(holder: int, free: int) -> None:
+    """As long as a member does not know its holder, the room is looked for with itself."""
+    large = Share("large", "n", 100 * MB, holder, 0, 1000 * MB)
+    assert plan({0: large, 1: Share("small", "m", MB, 0, 0, free * MB)}).active
+    assert not plan({0: large, 1: Share("small", "m", MB, 0, 0, free * MB - 1)}).active
 
 
 def test_where_the_script_asks_all_have_one_whatever_is_free() -> None:
-    shares = {0: Share("a", "n", MB, 0), 1: Share("a", "m", 1 << 50, 1 << 60)}
+    shares = {0: Share("a", "n", MB, 1, 0, 0), 1: Share("a", "m", 1 << 50, 0, 0, 1 << 60)}
     assert plan(shares) == MirrorPlan(frozenset(), room=False)
     assert plan(shares, wanted=True) == MirrorPlan(frozenset({0, 1}), room=True)
 
 
 def test_a_member_that_has_its_copies_takes_no_more() -> None:
-    full = Share("a", "n", 0, 0)
-    assert plan({0: full, 1: Share("b", "m", 0, 0)}) == MirrorPlan(frozenset({0, 1}), room=True)
-    assert not plan({0: full, 1: Share("b", "n", 1, 0)}).active
+    full = Share("a", "n", MB, 1, 4 * MB, 0)
+    assert plan({0: full, 1: Share("b", "m", MB, 0, 4 * MB, 0)}) == MirrorPlan(frozenset({0, 1}), room=True)
+    assert not plan({0: full, 1: Share("b", "n", MB, 0, 4 * MB - 1, 0)}).active
 
 
 class Trained:
@@ -111,7 +119,7 @@ def job():
 
 def test_what_the_copies_have_taken_already_does_not_count_as_taken(job: Job, free: list[int]) -> None:
     """They took more than a third of what was free: after a change of members they are not too large for the rest."""
-    taken = COPIES * job.trained[0].tracked.layout().nbytes
+    taken = 2 * VERSIONS * job.trained[0].tracked.layout().nbytes
     free.append(5 * taken // 2)
     version = job.train(1)
     free.append(free[-1] - taken)

@@ -10,24 +10,27 @@ from typing import NamedTuple
 
 import xxhash
 
-__all__ = ["COPIES", "MirrorPlan", "Share", "in_need", "plan_of", "votes_of"]
+__all__ = ["VERSIONS", "MirrorPlan", "Share", "in_need", "plan_of", "votes_of"]
 
-COPIES = 4
-"""So many states of the size of its own a member keeps in host memory: two versions of its own, two of another's."""
+VERSIONS = 2
+"""So many versions a member keeps in host memory of its own state, and of each state that it holds for another."""
 _SHARE = 0.5  # of the memory that is free; more is taken only where the script asks for mirrors
 _MOST = (1 << 31) - 1
 _WORDS = 4
-_FIELDS = 2 * _WORDS + 2
-_UNIT = 1 << 20
+_FIELDS = 2 * _WORDS + 4
+_UNIT = 1 << 16
 
 
 class Share(NamedTuple):
-    """What one member says: who holds the same state (`replica`), where it is, how many bytes its copies still have to
-    take beside those they have, and how many are free on its node."""
+    """What one member says: who holds the same state (`replica`), where it is, the bytes of its state, which rank holds
+    its mirror (-1: it does not know yet), how many bytes the copies here have taken, and how many are free on its node.
+    """
 
     replica: str
     node: str
-    lacking: int
+    nbytes: int
+    holder: int
+    taken: int
     free: int
 
 
@@ -63,29 +66,36 @@ def votes_of(share: Share, place: int, *, world: int, wanted: bool) -> list[int]
     """
     votes = [_MOST] * (1 + _FIELDS * world)
     votes[0] = int(wanted)
-    sizes = (min(_MOST, -(-share.lacking // _UNIT)), min(_MOST, share.free // _UNIT))
+    sizes = (-(-share.nbytes // _UNIT), share.taken // _UNIT, share.free // _UNIT)
     at = 1 + _FIELDS * place
-    votes[at : at + _FIELDS] = [*_words(share.replica), *_words(share.node), *sizes]
+    row = [*_words(share.replica), *_words(share.node), share.holder, *(min(_MOST, size) for size in sizes)]
+    votes[at : at + _FIELDS] = row
     return votes
 
 
 def plan_of(least: Sequence[int], ranks: Sequence[int]) -> MirrorPlan:
     """What follows from the least of all votes. `ranks` are those of the members, in the order of their places.
 
-    Members of one node take from the same memory: together they may take half of what is free.
+    Members of one node take from the same memory: together they may take half of what is free. A member that does not
+    know its holder is taken to be it.
     """
     rows = {rank: tuple(least[1 + _FIELDS * at : 1 + _FIELDS * (at + 1)]) for at, rank in enumerate(ranks)}
     if least[0]:
         return MirrorPlan(frozenset(ranks), room=True)
     keys = {rank: (row[:_WORDS], row[_WORDS : 2 * _WORDS]) for rank, row in rows.items()}
+    need = in_need(keys)
+    wanted = {rank: VERSIONS * row[-3] for rank, row in rows.items()}
+    for rank in need:
+        holder = rows[rank][-4]
+        wanted[holder if holder in rows else rank] += VERSIONS * rows[rank][-3]
     lacking: dict[object, int] = defaultdict(int)
     free: dict[object, int] = {}
     for rank, row in rows.items():
         node = keys[rank][1]
-        lacking[node] += row[-2]
+        lacking[node] += max(0, wanted[rank] - row[-2])
         free[node] = min(free.get(node, _MOST), row[-1])
     room = all(lacking[node] <= _SHARE * free[node] for node in free)
-    return MirrorPlan(in_need(keys), room)
+    return MirrorPlan(need, room)
 
 
 def _words(text: str) -> list[int]:

@@ -20,7 +20,7 @@ from keepstep.training.data import Batches
 from keepstep.training.fabric import Fabric, Mode
 from keepstep.training.host_memory import copy_bytes
 from keepstep.training.mirror_holder import MirrorHolder
-from keepstep.training.mirror_plan import COPIES, Share, plan_of, votes_of
+from keepstep.training.mirror_plan import VERSIONS, Share, plan_of, votes_of
 from keepstep.training.mirror_sender import MirrorSender, PrivateSender
 from keepstep.training.mirror_wire import ask_copy
 from keepstep.training.shelf import Shelf
@@ -99,18 +99,20 @@ class MemberMirrors:
         self.settle()
         rank, ranks, replica = self._fabric.rank, self._fabric.ranks, tracked.replica_key()
         nbytes = tracked.layout().nbytes
-        lacking = max(0, COPIES * nbytes - self._own.nbytes - self._holder.shelf.nbytes)
-        share = Share(replica, self._fabric.address.node, lacking, free_bytes())
+        taken = self._own.nbytes + self._holder.shelf.nbytes
+        share = Share(replica, self._fabric.address.node, nbytes, self._place(), taken, free_bytes())
         least = self._fabric.least(votes_of(share, ranks.index(rank), world=len(ranks), wanted=self.wanted is True))
         if not least:
             return False
         plan = plan_of(least, ranks)
         if plan.need and not plan.room and rank == min(ranks):
             _log.warning(
-                "no mirrors: %d copies of a state of %d MB on each member do not fit in half of the free memory; a loss"
-                " without a live replica goes back to a checkpoint -> job.mirror() to have them all the same",
-                COPIES,
+                "no mirrors: %d versions of each member's own state (%d MB here) and %d of the state that it holds for"
+                " another do not fit in half of the free memory of its node; a loss without a live replica goes back to"
+                " a checkpoint -> job.mirror() to have them all the same",
+                VERSIONS,
                 nbytes // 1_000_000,
+                VERSIONS,
             )
         self._generation = self._fabric.generation
         self._active = plan.active

@@ -145,10 +145,10 @@ class Job:
 
     def mirror(self, on: bool = True, *, every: int = 1) -> None:
         """Keep a copy of this member's state in the memory of another one, made after each `every` steps beside
-        training; a loss then costs at most the steps since the last copy. It takes four states of the size of this
-        member's own in host memory. Not called: done where some state has no replica on another node and what the
-        copies still lack fits in half of the free memory. `on=False`: never; such a loss goes back to a checkpoint, or
-        to the start. The same on every rank.
+        training; a loss then costs at most the steps since the last copy. It takes host memory for two versions of this
+        member's own state and two of the one that it holds. Not called: done where some state has no replica on another
+        node and what the copies still lack fits in half of the free memory. `on=False`: never; such a loss goes back
+        to a checkpoint, or to the start. The same on every rank.
         """
         if every < 1:
             raise UsageError(f"a mirror every {every} steps", remedy="give a number of at least 1")
