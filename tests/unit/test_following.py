@@ -64,11 +64,11 @@ class Replica:
 class Pair:
     """A leaver and the joiner that follows it."""
 
-    def __init__(self, why_not: str = "") -> None:
+    def __init__(self, why_not: str = "", *, free: int = 1 << 40, leavers: int = 1) -> None:
         self.leaver, self.joiner = Replica(1), Replica(2)
         self.fabric = Served()
-        self.leading = Leading(self.fabric)  # type: ignore[arg-type]
-        self.leading.begin(7, why_not)
+        self.leading = Leading(self.fabric, free=lambda: free)  # type: ignore[arg-type]
+        self.leading.begin(7, why_not, leavers=leavers)
         ours, theirs = socket.socketpair()
         self.thread = threading.Thread(target=self.leading.handle, args=(ours,), daemon=True)
         self.thread.start()
@@ -159,6 +159,20 @@ def test_a_member_that_cannot_be_followed_says_why() -> None:
     pair = Pair("several optimizers")
     pair.until_connected()
     assert pair.event() == NothingToFollow("several optimizers")
+    assert pair.leading.ready
+    assert not pair.leading.wants_update and not pair.leading.wants_snapshot
+    pair.close()
+
+
+@pytest.mark.parametrize(("free", "leavers"), [(1 << 20, 1), (1 << 28, 4)])
+def test_a_leaver_with_too_little_memory_for_a_copy_is_not_followed(free: int, leavers: int) -> None:
+    """Training is untouched (G-22): what differs is copied at the end, without a copy of the whole before."""
+    pair = Pair(free=free, leavers=leavers)
+    pair.until_connected()
+    assert pair.leading.wants_snapshot
+    pair.leading.snapshot(3, pair.leaver.tracked.image())
+    told = pair.event()
+    assert isinstance(told, NothingToFollow) and "half of the memory that is free" in told.why
     assert pair.leading.ready
     assert not pair.leading.wants_update and not pair.leading.wants_snapshot
     pair.close()

@@ -9,13 +9,14 @@ import logging
 import socket
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import xxhash
 from torch.optim import Optimizer
 
 from keepstep.errors import PeerLost, TornRecord, UnsupportedState
+from keepstep.store.machine_memory import free_bytes
 from keepstep.training.fabric import Fabric
 from keepstep.training.followwire import (
     Description,
@@ -40,6 +41,7 @@ _GAP_LOOK_S = 0.001
 _GAP_PATIENCE_S = 0.01
 _SPARE_BYTES = 64 * 1024 * 1024
 _MOST_SNAPSHOTS = 3
+_SHARE = 0.5  # of the memory that is free on the node, for all leavers of one move
 _MOST_POOLED = 2
 
 
@@ -61,14 +63,17 @@ _Item = _Snapshot | _Update | NothingToFollow | HandedOver | FinalDigest
 
 class Leading:
     """Serves connections of kind "follow" while a move of this member is being prepared. `waits_for_gaps` may be
-    switched off to measure what it is worth."""
+    switched off to measure what it is worth. `free` gives the bytes of memory that are free on this node: a copy that
+    does not fit in half of them is not made."""
 
     waits_for_gaps = True
 
-    def __init__(self, fabric: Fabric) -> None:
+    def __init__(self, fabric: Fabric, *, free: Callable[[], int] = free_bytes) -> None:
         self._fabric = fabric
+        self._free = free
         self._change = threading.Condition()
         self._number = 0
+        self._leavers = 1
         self._why_not = ""
         self._connected = self._stale = False
         self._snapshots = 0
@@ -78,12 +83,12 @@ class Leading:
         self._pause = threading.Event()
         fabric.serve("follow", self.handle)
 
-    def begin(self, number: int, why_not: str) -> None:
-        """Offer this member's state to the joiner of move `number`; `why_not` says that its updates cannot be made by
-        others."""
+    def begin(self, number: int, why_not: str, *, leavers: int = 1) -> None:
+        """Offer this member's state to the joiner of move `number`, which has so many `leavers`; `why_not` says that
+        its updates cannot be made by others."""
         with self._change:
             self._forget()
-            self._number, self._why_not = number, why_not
+            self._number, self._why_not, self._leavers = number, why_not, leavers
 
     def stop(self) -> None:
         """Nobody follows any more."""
@@ -108,13 +113,17 @@ class Leading:
 
     def snapshot(self, version: int, image: Image) -> None:
         """Keep a copy of the state as it is now, and send it. At a boundary, in the training thread."""
+        nbytes, most = image.manifest.nbytes, int(_SHARE * self._free()) // self._leavers
+        if nbytes + _SPARE_BYTES > most:
+            self._give_up(f"a copy of {nbytes >> 20} MiB does not fit in half of the memory that is free on this node")
+            return
         parts = [memoryview(bytes(buffer)) for buffer in image.buffers]
         with self._change:
             if not self._connected:
                 return
             self._stale = False
             self._snapshots += 1
-            self._most_bytes = 2 * image.manifest.nbytes + _SPARE_BYTES
+            self._most_bytes = min(2 * nbytes + _SPARE_BYTES, most - nbytes)
             self._put(_Snapshot(version, image.manifest, parts))
 
     def update(self, version: int, optimizer: Optimizer) -> None:
@@ -203,7 +212,7 @@ class Leading:
 
     def _give_up(self, why: str) -> None:
         with self._change:
-            self._why_not = why
+            self._why_not, self._stale = why, False
             self._put(NothingToFollow(why))
 
     def _next(self, number: int) -> _Item | None:

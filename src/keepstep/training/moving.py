@@ -79,7 +79,7 @@ class Moving:
         if order.part == "join":
             self._joining.begin(order)
         elif order.part == "leave":
-            self._leading.begin(order.number, self._why_nothing_to_follow())
+            self._leading.begin(order.number, self._why_nothing_to_follow(), leavers=len(order.ranks))
             self._fabric.prepare_move(move, ready=lambda why: None)
             self._link.say(MovePrepared(order.number, peers=tuple(sorted(self._fabric.peers()))))
         else:
