@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launching import SCRIPTS, keepstep, one_line
+from launching import LIMIT_S, SCRIPTS, keepstep, one_line, until
 
 from keepstep.cli import main
 from keepstep.service.preflight_text import preflight_text
@@ -157,6 +161,20 @@ def test_files_and_processes_of_a_script_do_not_get_out(nursery, tmp_path):
     assert any("not call keepstep.join()" in said for said in report.not_looked_at)
 
 
+def test_a_second_trial_of_a_rank_finds_nothing_of_the_first(nursery, tmp_path):
+    """The first one of rank 0 ends where it needs an object of rank 1, as that of a pipeline's stage does."""
+    script, made = tmp_path / "twice.py", tmp_path / "made"
+    script.write_text(
+        "import os, sys\nimport torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\nos.mkdir(sys.argv[1])\n"
+        "if dist.get_rank() == 1:\n    dist.send_object_list([7], dst=0)\n"
+        "else:\n    got = [None]\n    dist.recv_object_list(got, src=1)\n    assert got == [7]\n"
+    )
+    report = tried(nursery, script, made, world=2)
+    assert report.findings == [] and {one.ended for one in report.ranks} == {"script"}
+    assert not made.exists()
+
+
 def test_the_command_line(tmp_path, monkeypatch, capsys):
     script = tmp_path / "ends.py"
     script.write_text(
@@ -171,6 +189,20 @@ def test_the_command_line(tmp_path, monkeypatch, capsys):
     assert "does_not_divide: ranks 0, 1: ValueError: 3 heads" in said.out and "ends.py:2" in said.out
     assert "rank 1: error after" in said.err and "Traceback" not in said.err
     assert list(tmp_path.iterdir()) == [script]
+
+
+def test_one_that_is_told_to_stop_leaves_nothing(tmp_path):
+    """G-16"""
+    (tmp_path / "waits.py").write_text("import time\ntime.sleep(600)\n")
+    (tmp_path / "temporary").mkdir()
+    words = (sys.executable, "-m", "keepstep.cli", "preflight", "waits.py", "--as-world", "2")
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "temporary")}
+    process = subprocess.Popen(words, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    until(lambda: list(tmp_path.glob("temporary/keepstep-*/nursery.out")), "its directory")
+    process.terminate()
+    _, said = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 128 + signal.SIGTERM and b"Traceback" not in said
+    assert list(tmp_path.glob("temporary/keepstep-*")) == []
 
 
 @pytest.mark.parametrize(

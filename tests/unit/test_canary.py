@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import msgspec
@@ -19,9 +20,11 @@ from keepstep.service.canary_run import Canary, CanaryFailed, canary_plan, last_
 from keepstep.service.job_host import JobPlan
 from keepstep.service.member_process import bad_loss
 from keepstep.service.settings import Settings
+from keepstep.service.stop_signals import STOPPED_BY
 
 CLEAN = RunReport("j", "s.py", 2, 0, "all ranks are done", (), 5, 1.0, "ab", 0.0, 1.0)
-PLAN = JobPlan("j", "s.py", (), 2, Settings(nproc_per_node=4, standby=1, reserve_bytes=0), ("never-start:0",))
+SETTINGS = Settings(nproc_per_node=4, standby=1, reserve_bytes=0, on_shortage="wait")
+PLAN = JobPlan("j", "s.py", (), 2, SETTINGS, ("never-start:0",))
 
 
 def test_the_name_tells_the_steps():
@@ -37,6 +40,7 @@ def test_the_canary_is_small_and_plain(ranks, nodes, slots):
     small = canary_plan(PLAN, Canary(ranks, 5))
     assert (small.nnodes, small.settings.nproc_per_node, small.world) == (nodes, slots, ranks)
     assert (small.settings.standby, small.settings.max_restarts, small.drills) == (0, 0, ())
+    assert small.settings.on_shortage == "stop", "it lets no other agent in"
     assert canary_steps(small.job) == 5
 
 
@@ -113,6 +117,20 @@ def test_its_report_is_read(tmp_path: Path):
     assert told == [(2, tmp_path / "good" / "canary"), (2, tmp_path / "bad" / "canary")]
     with pytest.raises(CanaryFailed, match="ended with 1"):
         run_canary(PLAN, Canary(2, 5), path=tmp_path / "silent", lead=lambda small, folder: 1)
+
+
+@pytest.mark.parametrize("number", STOPPED_BY)
+def test_a_canary_that_is_told_to_stop_ends_as_a_job_does(tmp_path: Path, number: signal.Signals):
+    report = msgspec.structs.replace(CLEAN, exit_code=128 + number, why=f"stopped by {number.name}")
+
+    def lead(small: JobPlan, folder: Path) -> int:
+        folder.mkdir(parents=True)
+        (folder / "report.json").write_bytes(msgspec.json.encode(report))
+        return 128 + number
+
+    with pytest.raises(CanaryFailed, match=f"was stopped by {number.name}") as caught:
+        run_canary(PLAN, Canary(2, 5), path=tmp_path / "run", lead=lead)
+    assert caught.value.exit_code == 128 + number
 
 
 def test_the_directory_must_be_free_for_the_job_itself(tmp_path: Path):

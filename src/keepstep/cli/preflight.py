@@ -72,6 +72,7 @@ def preflight(
     from keepstep.service.preflight_text import preflight_text
     from keepstep.service.preflighting import PreflightRequest
     from keepstep.service.preflighting import preflight as try_out
+    from keepstep.service.stop_signals import ended_by_signals
 
     if not as_world:
         raise UsageError("no world to try it out for", remedy="give --as-world N")
@@ -87,7 +88,8 @@ def preflight(
         trial_s=timeout,
         whole_s=total_timeout,
     )
-    report = try_out(request, say=lambda line: print(f"keepstep: {line}", file=sys.stderr))
+    with ended_by_signals():
+        report = try_out(request, say=lambda line: print(f"keepstep: {line}", file=sys.stderr))
     if format is TextOrJson.json:
         print(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
     else:

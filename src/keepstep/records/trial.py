@@ -30,6 +30,7 @@ __all__ = [
     "decode_record",
     "encode_record",
     "place_of",
+    "scratch_name",
     "trace_of",
 ]
 
@@ -290,6 +291,11 @@ def trace_of(rank: int, records: list[TrialRecord], **cut: object) -> Trace:
         "ended": ends[-1] if ends else None,
     }
     return Trace(**{**fields, **cut})  # type: ignore[arg-type]
+
+
+def scratch_name(rank: int) -> str:
+    """What the directory is called, in that of the plan, where a trial of `rank` has its files."""
+    return f"files-{rank}"
 
 
 def place_of(trace: Trace, site: int) -> str:

@@ -14,6 +14,7 @@ from keepstep.records.canary import canary_name, canary_steps
 from keepstep.service.job_host import JobPlan
 from keepstep.service.output import Console
 from keepstep.service.run_directory import CANARY_FOLDER, REPORT_FILE, RunDirectory
+from keepstep.service.stop_signals import STOPPED_BY, stopped_words
 
 __all__ = ["Canary", "CanaryFailed", "canary_plan", "last_word", "not_a_canary", "run_canary"]
 
@@ -51,7 +52,12 @@ def canary_plan(plan: JobPlan, canary: Canary) -> JobPlan:
             f"a canary of {canary.ranks} ranks on nodes of {here}", remedy=f"a multiple of {here}, or less"
         )
     settings = msgspec.structs.replace(
-        plan.settings, nproc_per_node=min(canary.ranks, here), standby=0, max_restarts=0, traffic=""
+        plan.settings,
+        nproc_per_node=min(canary.ranks, here),
+        standby=0,
+        max_restarts=0,
+        traffic="",
+        on_shortage="stop",  # no other agent is let in
     )
     return msgspec.structs.replace(
         plan,
@@ -65,14 +71,18 @@ def canary_plan(plan: JobPlan, canary: Canary) -> JobPlan:
 def run_canary(plan: JobPlan, canary: Canary, *, path: Path, lead: Callable[[JobPlan, Path], int]) -> None:
     """Run the canary of `plan` in a folder of the run directory `path`; its report stays there.
 
-    `lead(plan, path)` runs a job to its end. Raises CanaryFailed if the canary is no reason to go on, UsageError and
-    EnvironmentProblem if it cannot begin.
+    `lead(plan, path)` runs a job to its end. Raises CanaryFailed if the canary is no reason to go on, or somebody ended
+    it by a signal, UsageError and EnvironmentProblem if it cannot begin.
     """
     small = canary_plan(plan, canary)
     RunDirectory(path, reserve_bytes=plan.settings.reserve_bytes).close()  # it must be free for the job itself
     folder = path / CANARY_FOLDER
     code = lead(small, folder)
     report = _report_of(folder)
+    if report is not None and report.why in map(stopped_words, STOPPED_BY):
+        stopped = CanaryFailed(f"the canary of {canary.ranks} ranks was {report.why}; the job was not started")
+        stopped.exit_code = code
+        raise stopped
     why = f"it ended with {code}" if report is None else canary_trouble(report, steps=canary.steps)
     if code and not why:
         why = f"it ended with {code}"

@@ -8,7 +8,6 @@ import logging
 import os
 import platform
 import secrets
-import signal
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -41,7 +40,7 @@ from keepstep.service.replaying import replay
 from keepstep.service.reported_steps import ReportedSteps
 from keepstep.service.run_directory import REPORT_FILE, STATE_FOLDER, RunDirectory, RunFacts
 from keepstep.service.settings import Settings
-from keepstep.service.stop_signals import STOPPED_BY
+from keepstep.service.stop_signals import STOPPED_BY, stopped_words
 from keepstep.store.journal import Journal
 from keepstep.store.state_file import FileStateStore
 
@@ -225,7 +224,7 @@ class JobHost:
 
     def _on_signal(self, number: int) -> None:
         self.interrupts += 1
-        self.shell.feed(StopRequest(128 + number, f"stopped by {signal.Signals(number).name}"))
+        self.shell.feed(StopRequest(128 + number, stopped_words(number)))
         if self.interrupts > 1:
             self.shell.done.set()
 

@@ -180,6 +180,9 @@ class _Preflight:
         while now:
             self._try(trials, now)
             now = self._next()
+            if trials.time_is_up:
+                self._left += [rank for rank in now if rank not in self._traces and rank not in self._left]
+                break
         starved = [rank for rank, trace in self._traces.items() if trace.starved_of >= 0]
         self._try(trials, starved, guess=True)
 

@@ -3,19 +3,42 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import Coroutine, Iterator
+from typing import Any, NoReturn, TypeVar
 
 from keepstep.errors import KeepstepError
 
-__all__ = ["STOPPED_BY", "StopSignals"]
+__all__ = ["STOPPED_BY", "StopSignals", "ended_by_signals", "stopped_words"]
 
 _Result = TypeVar("_Result")
 _log = logging.getLogger(__name__)
 STOPPED_BY = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that end a job in order."""
+
+
+def stopped_words(number: int) -> str:
+    """Why a job ended that was ended by this signal."""
+    return f"stopped by {signal.Signals(number).name}"
+
+
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """In the main thread: SIGTERM and SIGHUP end the block as Ctrl-C does, with exit code 128 + signal, so that it lets
+    go of what it holds. One that is ignored (nohup) stays so."""
+
+    def end(number: int, frame: object) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    wanted = [number for number in STOPPED_BY[1:] if signal.getsignal(number) is not signal.SIG_IGN]
+    kept = {number: signal.signal(number, end) for number in wanted}
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
 
 
 class StopSignals:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from keepstep.errors import EnvironmentProblem, TornRecord
-from keepstep.records.trial import Trace, TrialPlan, TrialRecord, decode_record, trace_of
+from keepstep.records.trial import Trace, TrialPlan, TrialRecord, decode_record, scratch_name, trace_of
 from keepstep.service.clock import Clock
 
 __all__ = ["Nursery", "TrialLimits", "Trials", "last_lines"]
@@ -158,6 +159,8 @@ class Trials:
         return done
 
     def _start(self, rank: int, *, guess: bool) -> None:
+        """Begin a trial of `rank`, which finds nothing of what an earlier one of it wrote."""
+        shutil.rmtree(self._directory / scratch_name(rank), ignore_errors=True)
         self._running[rank] = _Running(0, self._clock.monotonic())
         self._nursery.start(rank, self._files[guess])
 

@@ -21,7 +21,17 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.data import DataLoader
 
 from keepstep.errors import UsageError
-from keepstep.records.trial import Barred, DataSeen, Guessed, RankRead, StepBegun, StepsAsked, TrialEnded, TrialPlan
+from keepstep.records.trial import (
+    Barred,
+    DataSeen,
+    Guessed,
+    RankRead,
+    StepBegun,
+    StepsAsked,
+    TrialEnded,
+    TrialPlan,
+    scratch_name,
+)
 from keepstep.training import user_job
 from keepstep.training.data import Batches
 from keepstep.training.joining import Membership
@@ -173,7 +183,7 @@ def run_trial(plan: TrialPlan, rank: int) -> NoReturn:
 
 def _scratch(trial: _Trial) -> None:
     """From now on this process writes into its scratch directory; each path is noted once."""
-    directory = Path(trial.plan.directory) / f"files-{trial.rank}"
+    directory = Path(trial.plan.directory) / scratch_name(trial.rank)
     directory.mkdir(parents=True, exist_ok=True)
     told: set[tuple[str, str]] = set()
 
