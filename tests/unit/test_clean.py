@@ -55,6 +55,15 @@ def test_the_oldest_go_and_a_running_one_stays(tmp_path):
     assert remove_old_runs(tmp_path, keep=0, max_bytes=None) == [running.path]
 
 
+def test_a_canary_behind_which_no_job_began_is_a_run_that_goes(tmp_path):
+    rejected, new = finished(tmp_path / "rejected", "canary", 1.0).parent, finished(tmp_path, "new", 3.0)
+    going = RunDirectory(tmp_path / "going" / "canary", reserve_bytes=0)
+    going.publish(facts("going", 0.5))
+    assert remove_old_runs(tmp_path, keep=1, max_bytes=None) == [rejected]
+    assert new.is_dir() and going.path.is_dir()
+    going.close()
+
+
 def test_a_link_is_not_followed(tmp_path):
     target = finished(tmp_path / "elsewhere", "a", 1.0)
     (tmp_path / "root").mkdir()

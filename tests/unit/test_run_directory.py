@@ -42,6 +42,19 @@ def test_other_files_are_never_mixed_with_a_run(tmp_path):
     with pytest.raises(UsageError, match=r"thesis\.txt"):
         RunDirectory(tmp_path, reserve_bytes=0)
     assert (tmp_path / "thesis.txt").read_text() == "years of work"
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_a_token_that_was_there_before_stays_where_no_run_begins(tmp_path):
+    """A person has made it and copied it to the nodes; what the controller made itself goes."""
+    (tmp_path / "token").write_text("of a person")
+    RunDirectory(tmp_path, reserve_bytes=0).close()
+    assert [path.name for path in tmp_path.iterdir()] == ["token"]
+    (tmp_path / "token").unlink()
+    directory = RunDirectory(tmp_path, reserve_bytes=0)
+    (tmp_path / "token").write_text("of the controller")
+    directory.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("existing", [True, False])

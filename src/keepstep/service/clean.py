@@ -12,7 +12,7 @@ import msgspec
 
 from keepstep.errors import EnvironmentProblem, UsageError
 from keepstep.service.bundles import BUNDLES_FOLDER, Retention, trim_bundles
-from keepstep.service.run_directory import RUN_FILE, is_running, read_run
+from keepstep.service.run_directory import CANARY_FOLDER, RUN_FILE, is_running, read_run
 
 __all__ = ["FoundRun", "chosen_for_removal", "remove_old_evidence", "remove_old_runs"]
 
@@ -62,12 +62,17 @@ def remove_old_evidence(run_root: Path, retention: Retention) -> list[Path]:
 
 
 def _runs(run_root: Path) -> list[FoundRun]:
-    """Every real directory (no link) directly under `run_root` with a readable run.json."""
+    """Every real directory (no link) directly under `run_root` with a readable run.json, or with that of a canary
+    behind which no job began."""
     found: list[FoundRun] = []
     for path in sorted(run_root.iterdir()):
-        if path.is_dir() and not path.is_symlink() and (path / RUN_FILE).is_file():
+        if path.is_symlink() or not path.is_dir():
+            continue
+        told = path if (path / RUN_FILE).is_file() else path / CANARY_FOLDER
+        if (told / RUN_FILE).is_file():
             with contextlib.suppress(UsageError):
-                found.append(FoundRun(path, read_run(path).created, _size(path), is_running(path)))
+                running = is_running(path) or is_running(told)
+                found.append(FoundRun(path, read_run(told).created, _size(path), running))
     return found
 
 

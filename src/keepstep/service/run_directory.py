@@ -67,12 +67,16 @@ class RunDirectory:
         self.logs = path / "logs"
         self._published = take_over
         self._made = not path.exists()
+        self._found = frozenset(name for name in (TOKEN_FILE, _LOCK_FILE) if os.path.exists(path / name))
         if take_over:
             read_run(path)
         self._lock = _take(path)
         try:
             (_refuse_if_over if take_over else _refuse_other_contents)(path)
         except KeepstepError:
+            if _LOCK_FILE not in self._found:
+                with contextlib.suppress(OSError):
+                    (path / _LOCK_FILE).unlink()
             os.close(self._lock)
             raise
         try:
@@ -131,7 +135,7 @@ class RunDirectory:
         for folder in (self.logs, self.path / STATE_FOLDER):
             shutil.rmtree(folder, ignore_errors=True)
         with contextlib.suppress(OSError):
-            for name in (JOURNAL_NAME, TOKEN_FILE, _LOCK_FILE):
+            for name in {JOURNAL_NAME, TOKEN_FILE, _LOCK_FILE} - self._found:
                 (self.path / name).unlink(missing_ok=True)
             if self._made:
                 self.path.rmdir()
