@@ -57,6 +57,28 @@ def test_a_drill_is_named_and_ends(job, request_):
     assert job.wait(lambda: job.step > step + 20, FOUND_S), "the job does not go on after the drill"
 
 
+def test_faults_behind_a_loss_are_named(tmp_path):
+    """The watch goes on in the new membership, for what is slow and for what stands still."""
+    job = Job(tmp_path, "healthy:1000000", world=4, words=(*OBSERVE, "--standby", "1"))
+    try:
+        job.until(lambda: job.step > 40, "forty steps")
+        job.drill(DrillRequest("kill", 3))
+        assert job.wait(lambda: job.journal.of("Incident"), FOUND_S), job.text()[-3000:]
+        before = job.step
+        assert job.wait(lambda: job.step > before + 30, 2 * FOUND_S), "the job does not go on after the loss"
+        for request in (LASTING[0], LASTING[-1]):
+            since = len(job.journal.records)
+            job.drill(request)
+            assert job.wait(lambda r=request, s=since: found(job, r, s), FOUND_S), (request.fault, job.text()[-3000:])
+            job.drill(
+                DrillRequest(
+                    request.fault, request.rank, stop=True, source=request.source, destination=request.destination
+                )
+            )
+    finally:
+        job.stop()
+
+
 def test_a_drill_for_some_steps_ends_by_itself(job):
     before = len(job.journal.of("DrillRecord"))
     at = job.step + 15

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from keepstep.diagnosis.live import WatchPlan, baseline_of, begin_watch, observe
+from keepstep.diagnosis.live import WatchPlan, baseline_of, begin_watch, observe, retire
 from keepstep.records.finding import Suspect
 from keepstep.simulation.simulated_layout import Layout
 from keepstep.simulation.simulated_records import Disturbance, JobModel
@@ -47,6 +47,21 @@ def test_a_slow_rank_is_named_within_ten_steps(rank, factor):
 
 def test_a_rank_that_was_slow_from_the_start_is_named():
     _, said = run(Disturbance("slow-compute", rank=5, factor=1.4))
+    assert only(said)[1].finding.suspects == ((Suspect(rank=5),),)
+
+
+@pytest.mark.parametrize("heard", [2, 3, 9])
+def test_a_fault_behind_a_change_is_named(heard):
+    """All are away from step 20 to 26, and first speak in their new membership before, at or behind its end."""
+    model = JobModel(NESTED, seed=1, step_s=0.2, disturbances=(Disturbance("slow-compute", begin=60, rank=5),))
+    state, said = begin_watch(WatchPlan(world=8, job="j")), []
+    for step in range(80):
+        now = model.clock_ns / 1e9
+        state = retire(state, range(8) if 20 <= step < 26 else (), now=now)
+        model.generation = 2 if step >= 20 + heard else 1
+        reports = model.report(step, profiles=step == 0)
+        state, changes = observe(state, [] if 20 <= step < 20 + heard else reports, now=now)
+        said += [(step, change) for change in changes]
     assert only(said)[1].finding.suspects == ((Suspect(rank=5),),)
 
 

@@ -165,7 +165,7 @@ def test_ranks_that_have_ended_are_not_missed():
     state = begin_watch(WatchPlan(world=8))
     for step in range(20):
         state, _ = observe(state, model.report(step), now=model.clock_ns / 1e9)
-    state = retire(state, range(8))
+    state = retire(state, range(8), now=model.clock_ns / 1e9)
     for tick in range(60):
         state, changes = observe(state, (), now=model.clock_ns / 1e9 + tick)
         assert changes == ()

@@ -460,3 +460,9 @@ OTHERS = "n1 kernel: Out of memory: Killed process 5123 ({}) total-vm:100kB\n"
 )
 def test_what_passed_or_was_of_others_while_training_went_on_is_no_fault(text, kind, tmp_path):
     assert [finding.kind for finding in found_in(text, tmp_path)] == [kind]
+
+
+@pytest.mark.parametrize("error", ["ValueError: bad", "KeyError: 'weights'", "AssertionError", "OSError: [Errno 5] x"])
+def test_a_traceback_without_a_rank_is_the_programs_and_nobody_is_named(error, tmp_path):
+    (found,) = found_in(f'Traceback (most recent call last):\n  File "t.py", line 1, in <module>\n{error}\n', tmp_path)
+    assert (found.kind, found.suspects) == ("crash", ())

@@ -223,6 +223,8 @@ def _where(meaning: FaultLine) -> str:
 
 def _suspects(events: list[LogEvent]) -> tuple[tuple[Suspect, ...], ...]:
     """Each place that is named, the first first, as a set of its own; two ranks that clash are one set."""
+    if not events:
+        return ()
     if "first" in events[0].fields and "second" in events[0].fields:
         both = sorted({int(events[0].fields["first"]), int(events[0].fields["second"])})
         return (tuple(Suspect(rank=rank) for rank in both),)

@@ -47,9 +47,18 @@ def begin_watch(plan: WatchPlan) -> Watch:
     return watch
 
 
-def retire(state: Watch, ranks: Iterable[int]) -> Watch:
-    """These ranks have ended or are being replaced: their silence is nothing. A rank of a newer generation is back."""
-    state.retired.update(ranks)
+def retire(state: Watch, ranks: Iterable[int], *, now: float) -> Watch:
+    """These ranks, and no others, have ended or are in a change at `now`: their silence is nothing, their steps wait.
+
+    Who is back counts as just heard, and the job as just begun.
+    """
+    away = set(ranks)
+    back = state.retired - away
+    for rank in back & state.seen.keys():
+        state.seen[rank].heard, state.seen[rank].progress = now, None
+    if back:
+        state.advanced = max(state.advanced, now)
+    state.retired = away
     return state
 
 

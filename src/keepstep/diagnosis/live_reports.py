@@ -51,7 +51,6 @@ def _renew(watch: Watch, generation: int, *, now: float) -> None:
     watch.pairs.forget()
     watch.pair_usual = None
     watch.advanced = now
-    watch.retired.clear()
     watch.anchors.clear()
     watch.data_anchors.clear()
     watch.bursts.clear()

@@ -57,7 +57,7 @@ class Analysis:
 
     def look(self, look: Look) -> Seen:
         """What follows from one look."""
-        self._state = retire(self._state, look.retired)
+        self._state = retire(self._state, look.retired, now=look.now)
         self._state, changes = observe(self._state, look.reports, now=look.now)
         standing = [_standing(change) for change in changes]
         standing += [_standing(change) for change in self._plain.observe(look.plain, look.now)]
