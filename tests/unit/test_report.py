@@ -53,6 +53,12 @@ def test_an_alarm_without_a_loss_was_false():
     assert summarise([STARTED, alarm, LOSS, ENDED]).false_alarm_s == 0.5
 
 
+def test_an_incident_of_no_rank_says_so():
+    broken = msgspec.structs.replace(LOSS, kind="communication_hang", rank=None, node="", members_changed=0)
+    text = report_text(summarise([STARTED, broken, ENDED]))
+    assert "incident 1: communication_hang, no rank\n" in text and "None" not in text
+
+
 @pytest.mark.parametrize("other", [drill(1, 129.99), drill(2, 50.0), drill(2, 140.0)])
 def test_a_drill_of_another_rank_or_time_explains_nothing(other):
     assert summarise([STARTED, other, LOSS, ENDED]).incidents[0].injected is None

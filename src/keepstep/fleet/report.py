@@ -246,7 +246,8 @@ def _ending(report: RunReport) -> str:
 
 
 def _timeline(number: int, incident: IncidentReport) -> list[str]:
-    whom = f"ranks {', '.join(map(str, incident.ranks))}" if incident.ranks else f"rank {incident.rank}"
+    one = "no rank" if incident.rank is None else f"rank {incident.rank}"
+    whom = f"ranks {', '.join(map(str, incident.ranks))}" if incident.ranks else one
     where = whom + (f" on {incident.node}" if incident.node else "")
     phases = [(phase, getattr(incident, phase)) for phase in PHASES] + [("injected", incident.injected)]
     reached = sorted(((at, phase) for phase, at in phases if at is not None), key=lambda item: item[0])
