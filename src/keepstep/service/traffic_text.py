@@ -154,18 +154,22 @@ def comparison_text(comparisons: Sequence[Comparison], seeds: int) -> str:
 def cost_text(cost: CollisionCost) -> str:
     """What collisions cost a recorded job."""
     low, middle, high = cost.collision_s
-    return "\n".join(
-        [
-            f"job {cost.job}, per step of a rank:",
-            f"  measured: {1000 * cost.measured_s:.3f} ms in collectives between hosts, "
-            f"{1000 * cost.wait_s:.3f} ms of it waiting",
-            f"  modelled without collisions: {1000 * cost.ideal_s:.3f} ms",
-            f"  caused by collisions: {1000 * middle:.3f} ms ({1000 * low:.3f} to {1000 * high:.3f}), "
-            f"{cost.share[1]:.0%} of the wait ({cost.share[0]:.0%} to {cost.share[2]:.0%})",
-            f"  over {cost.steps} steps of {cost.gpus} GPUs: {cost.gpu_hours[1]:.3g} GPU-hours "
-            f"({cost.gpu_hours[0]:.3g} to {cost.gpu_hours[2]:.3g})",
-        ]
-    )
+    lines = [
+        f"job {cost.job}, per step of a rank:",
+        f"  measured: {1000 * cost.measured_s:.3f} ms in collectives between hosts, "
+        f"{1000 * cost.wait_s:.3f} ms of it waiting",
+        f"  modelled without collisions: {1000 * cost.ideal_s:.3f} ms",
+    ]
+    if not cost.fits:
+        text = "  the model does not fit: the run took less than it gives without collisions, so none can be priced;"
+        return "\n".join([*lines, f"{text} see capacities, hosts and --efficiency"])
+    lines += [
+        f"  caused by collisions: {1000 * middle:.3f} ms ({1000 * low:.3f} to {1000 * high:.3f}), "
+        f"{cost.share[1]:.0%} of the wait ({cost.share[0]:.0%} to {cost.share[2]:.0%})",
+        f"  over {cost.steps} steps of {cost.gpus} GPUs: {cost.gpu_hours[1]:.3g} GPU-hours "
+        f"({cost.gpu_hours[0]:.3g} to {cost.gpu_hours[2]:.3g})",
+    ]
+    return "\n".join(lines)
 
 
 def published_text(figures: Sequence[PublishedFigure]) -> str:

@@ -2,7 +2,8 @@
 
 The model gives the transfer time on the ways the flows take and on collision-free ones; their ratio, applied to the
 time that was measured, is the collision's part. It is never more than what the measured time exceeds the ideal by, nor
-more than the waiting that was recorded. Where the ways are not known, hashing with many seeds gives a range.
+more than the waiting that was recorded. Where the ideal exceeds the measured time the model does not fit. Where the
+ways are not known, hashing with many seeds gives a range.
 """
 
 from __future__ import annotations
@@ -17,12 +18,15 @@ from keepstep.traffic.observed import Observed
 
 __all__ = ["CollisionCost", "collision_cost"]
 
+_ROUNDING = 1 + 1e-9
+
 
 class CollisionCost(msgspec.Struct, frozen=True):
     """Seconds per step (of one rank) and what they cost; a triple is (lowest, median, highest) over possible ways.
 
     `share` is collision_s over the recorded wait (0 where nothing waited). `measured_s`, `wait_s` are measured, all
-    others follow from the model.
+    others follow from the model. Without `fits` the ideal is more than was measured: nothing is priced then, and 0
+    says nothing.
     """
 
     job: str
@@ -34,6 +38,7 @@ class CollisionCost(msgspec.Struct, frozen=True):
     gpu_hours: tuple[float, float, float]
     steps: int
     gpus: int
+    fits: bool = True
 
 
 def collision_cost(observed: Observed, ideal: Modelled, *, actual: Sequence[Modelled], steps: int) -> CollisionCost:
@@ -63,4 +68,5 @@ def collision_cost(observed: Observed, ideal: Modelled, *, actual: Sequence[Mode
         (low * hours, middle * hours, high * hours),
         steps,
         gpus,
+        best <= measured * _ROUNDING,
     )

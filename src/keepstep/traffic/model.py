@@ -1,8 +1,9 @@
 """Flow-level model: the rates that flows get on given ways, and the time of the collectives they belong to.
 
 Every flow is elastic: it takes all it can, and links are shared max-min fairly, which is what congestion control of
-large flows comes to. Links are the cables (parallel ones apart) and both directions of every NIC port. Start-up,
-retransmission and compute are not in it; `efficiency` is the part of a link's nominal rate that payload reaches.
+large flows comes to; when a flow ends, the others take its share. Links are the cables (parallel ones apart) and both
+directions of every NIC port. Start-up, retransmission and compute are not in it; `efficiency` is the part of a link's
+nominal rate that payload reaches.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import msgspec
 from keepstep.errors import TrafficError
 from keepstep.records.demand import Flow
 from keepstep.records.plan import Route
-from keepstep.traffic.fairness import max_min
+from keepstep.traffic.fairness import finish_times, max_min
 from keepstep.traffic.hashing import hashed_routes
 from keepstep.traffic.network import Network
 
@@ -34,7 +35,7 @@ class CollectiveTime(msgspec.Struct, frozen=True):
 
 
 class Modelled(msgspec.Struct, frozen=True):
-    """What the model says of one set of routes. Rates in Gbit/s by flow name."""
+    """What the model says of one set of routes. Rates in Gbit/s by flow name, means over the time of the flow."""
 
     rates: dict[str, float]
     collectives: tuple[CollectiveTime, ...]
@@ -66,7 +67,16 @@ class Comparison(msgspec.Struct, frozen=True):
 def flow_rates(
     flows: Sequence[Flow], routes: Mapping[str, Route], *, network: Network, efficiency: float = 1.0
 ) -> dict[str, float]:
-    """Gbit/s of each flow when all are active at once. Raises TrafficError for a missing route or a dead link."""
+    """Gbit/s of each flow while all are active at once. Raises TrafficError for a missing route or a dead link."""
+    links, capacity = _links(flows, routes, network=network, efficiency=efficiency)
+    rates = max_min(links, capacity)
+    return {flow.name: float(rate) for flow, rate in zip(flows, rates, strict=True)}
+
+
+def _links(
+    flows: Sequence[Flow], routes: Mapping[str, Route], *, network: Network, efficiency: float
+) -> tuple[list[list[int]], list[float]]:
+    """The numbers of the links of each flow, and what each link carries in Gbit/s."""
     number: dict[tuple[str, ...], int] = {}
     capacity: list[float] = []
 
@@ -89,28 +99,30 @@ def flow_rates(
                 raise TrafficError(f"the route of flow {flow.name!r} uses {start}>{end}, which is down")
             mine.append(index((start, end, str(route.cable % cable.count)), cable.gbps))
         links.append(mine)
-    rates = max_min(links, capacity)
-    return {flow.name: float(rate) for flow, rate in zip(flows, rates, strict=True)}
+    return links, capacity
 
 
 def model(flows: Sequence[Flow], routes: Iterable[Route], *, network: Network, efficiency: float = 1.0) -> Modelled:
     """Rates and times where each flow competes with those that are active in its own window of the step.
 
-    Flows without a window are always active. Raises as `flow_rates`.
+    Flows without a window are always active; those that compete begin together. Raises as `flow_rates`.
     """
     ways = {route.flow: route for route in routes}
     rates: dict[str, float] = {}
+    seconds: dict[str, float] = {}
     for start, end in dict.fromkeys((flow.start_s, flow.end_s) for flow in flows):
         active = [flow for flow in flows if _overlap(flow, start, end=end)]
-        found = flow_rates(active, ways, network=network, efficiency=efficiency)
-        for flow in active:
+        links, capacity = _links(active, ways, network=network, efficiency=efficiency)
+        at_first = max_min(links, capacity)
+        ends = finish_times(links, capacity, [flow.nbytes * _BITS for flow in active])
+        for flow, rate, last in zip(active, at_first, ends, strict=True):
             if (flow.start_s, flow.end_s) == (start, end):
-                rates[flow.name] = found[flow.name]
+                seconds[flow.name] = float(last)
+                rates[flow.name] = flow.nbytes * _BITS / float(last) if last > 0 else float(rate)
     slowest: dict[tuple[str, str], list[float]] = {}
     for flow in flows:
-        seconds = flow.nbytes * _BITS / rates[flow.name]
         entry = slowest.setdefault((flow.job, flow.use), [0.0, float("inf")])
-        entry[0] = max(entry[0], seconds)
+        entry[0] = max(entry[0], seconds[flow.name])
         entry[1] = min(entry[1], rates[flow.name])
     times = tuple(CollectiveTime(job, use, *entry) for (job, use), entry in slowest.items())
     return Modelled(rates, times)

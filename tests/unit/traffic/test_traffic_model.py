@@ -13,7 +13,7 @@ from keepstep.records.plan import Route
 from keepstep.records.topology import ClosShape
 from keepstep.traffic.clos import clos
 from keepstep.traffic.collision import collision_cost
-from keepstep.traffic.fairness import max_min
+from keepstep.traffic.fairness import finish_times, max_min
 from keepstep.traffic.flows import flows_of
 from keepstep.traffic.hashing import chance_of_collision, expected_fullest, hashed_ports, hashed_routes
 from keepstep.traffic.model import compare, flow_rates, model
@@ -34,6 +34,21 @@ def test_what_one_link_leaves_the_others_take():
 
 def test_a_flow_without_links_is_not_limited():
     assert max_min([[], [0]], [4.0]).tolist() == [float("inf"), 4.0]
+
+
+def test_an_ended_flow_leaves_its_share_to_the_others():
+    """On a link of 4 with 1, 3 and 5 to carry: 4/3 each until 0.75, 2 each until 1.75, then 4."""
+    assert finish_times([[0]] * 4, [4.0], [5.0, 0.0, 1.0, 3.0]).tolist() == pytest.approx([2.25, 0.0, 0.75, 1.75])
+
+
+def test_ends_of_many_flows_are_close_to_the_exact_ones():
+    """One link: the flow of rank k from below ends when all smaller ones and its own part of the others are carried."""
+    sizes = np.random.default_rng(5).uniform(1.0, 3.0, 400)
+    rest = np.sort(sizes)
+    exact = np.cumsum(np.diff(rest, prepend=0.0) * np.arange(400, 0, -1))
+    found = finish_times([[0]] * 400, [1.0], sizes.tolist())[np.argsort(sizes)]
+    assert (found >= exact * (1 - 1e-9)).all()
+    assert (found <= exact * 1.1).all()
 
 
 @st.composite
@@ -136,6 +151,17 @@ def test_flows_of_other_times_do_not_compete():
     assert set(model([early, late], routes, network=network).rates.values()) == {400.0}
 
 
+def test_a_byte_on_the_same_port_costs_a_large_flow_nothing():
+    """Whether the windows of the two cover each other or only touch."""
+    network = star()
+    large = Flow("j", "reduce", "h0/nic0/0", "h8/nic0/0", 1e9, 0.0, 0.02)
+    tiny = Flow("j", "start", "h0/nic0/0", "h8/nic0/0", 1.0, 0.0099, 0.0186)
+    routes = [Route(flow.name, ("leaf0", "spine0", "leaf1")) for flow in (large, tiny)]
+    both = model([large, tiny], routes, network=network)
+    assert both.seconds() == pytest.approx(model([large], routes, network=network).seconds())
+    assert both.rates[large.name] == pytest.approx(400.0)
+
+
 def test_a_ring_takes_two_n_minus_one_over_n_bytes():
     """4 hosts, 1 GB, 400 Gbit/s: 2 x 3/4 GB over each edge, 30 ms."""
     network = star()
@@ -199,3 +225,4 @@ def test_the_price_of_a_collision(total_s, wait_s, lost_s):
     cost = collision_cost(observed(total_s, wait_s), ideal, actual=[actual], steps=1000)
     assert cost.collision_s[1] == pytest.approx(lost_s)
     assert cost.gpu_hours[1] == pytest.approx(lost_s * 1000 * 2 / 3600)
+    assert cost.fits == (total_s >= 0.020)
