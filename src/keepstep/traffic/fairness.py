@@ -45,7 +45,7 @@ def max_min(links_of: Sequence[Sequence[int]], capacity: npt.ArrayLike) -> npt.N
 
 
 def finish_times(
-    links_of: Sequence[Sequence[int]], capacity: npt.ArrayLike, sizes: Sequence[float]
+    links_of: Sequence[Sequence[int]], capacity: npt.ArrayLike, *, sizes: Sequence[float]
 ) -> npt.NDArray[np.float64]:
     """When each flow ends if all begin at 0 and carry `sizes`, in units of capacity x time: rates are max-min fair, and
     filled anew whenever flows end. Every flow needs a link.

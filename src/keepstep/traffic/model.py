@@ -114,7 +114,7 @@ def model(flows: Sequence[Flow], routes: Iterable[Route], *, network: Network, e
         active = [flow for flow in flows if _overlap(flow, start, end=end)]
         links, capacity = _links(active, ways, network=network, efficiency=efficiency)
         at_first = max_min(links, capacity)
-        ends = finish_times(links, capacity, [flow.nbytes * _BITS for flow in active])
+        ends = finish_times(links, capacity, sizes=[flow.nbytes * _BITS for flow in active])
         for flow, rate, last in zip(active, at_first, ends, strict=True):
             if (flow.start_s, flow.end_s) == (start, end):
                 seconds[flow.name] = float(last)

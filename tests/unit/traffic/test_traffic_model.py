@@ -38,7 +38,7 @@ def test_a_flow_without_links_is_not_limited():
 
 def test_an_ended_flow_leaves_its_share_to_the_others():
     """On a link of 4 with 1, 3 and 5 to carry: 4/3 each until 0.75, 2 each until 1.75, then 4."""
-    assert finish_times([[0]] * 4, [4.0], [5.0, 0.0, 1.0, 3.0]).tolist() == pytest.approx([2.25, 0.0, 0.75, 1.75])
+    assert finish_times([[0]] * 4, [4.0], sizes=[5.0, 0.0, 1.0, 3.0]).tolist() == pytest.approx([2.25, 0.0, 0.75, 1.75])
 
 
 def test_ends_of_many_flows_are_close_to_the_exact_ones():
@@ -46,7 +46,7 @@ def test_ends_of_many_flows_are_close_to_the_exact_ones():
     sizes = np.random.default_rng(5).uniform(1.0, 3.0, 400)
     rest = np.sort(sizes)
     exact = np.cumsum(np.diff(rest, prepend=0.0) * np.arange(400, 0, -1))
-    found = finish_times([[0]] * 400, [1.0], sizes.tolist())[np.argsort(sizes)]
+    found = finish_times([[0]] * 400, [1.0], sizes=sizes.tolist())[np.argsort(sizes)]
     assert (found >= exact * (1 - 1e-9)).all()
     assert (found <= exact * 1.1).all()
 
