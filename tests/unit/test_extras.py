@@ -139,8 +139,10 @@ def test_foreign_values_are_refused(damage: Callable[[dict[str, Any]], None]) ->
 
 
 def test_two_replicas_that_differ_are_found_and_members_of_other_parts_may() -> None:
-    assert differing([1, 2, 5, 5, 3, 4, 6, 6, 1, 2, 5, 5], (0, 4, 7)) is None
-    assert differing([1, 2, 5, 5, 3, 4, 6, 6, 1, 2, 5, 6], (0, 4, 7)) == (0, 7)
+    alike = [1, 2, 5, 5, 9, 9, 3, 4, 6, 6, 8, 8, 1, 2, 5, 5, 9, 9]
+    assert differing(alike, (0, 4, 7), what=1) is None and differing(alike, (0, 4, 7), what=2) is None
+    assert differing([*alike[:14], 5, 6, 9, 9], (0, 4, 7), what=1) == (0, 7)
+    assert differing([*alike[:14], 5, 5, 9, 8], (0, 4, 7), what=2) == (0, 7)
 
 
 @pytest.mark.parametrize("alike", [True, False])
@@ -150,6 +152,7 @@ def test_large_objects_that_differ_end_the_job_on_all_members(alike: bool) -> No
         check = Alike(fabric)
         try:
             for version in range(3):
+                member.capture(version)
                 check.boundary(version, member.state)
                 assert fabric.agreement()
                 check.agreed()
@@ -161,6 +164,28 @@ def test_large_objects_that_differ_end_the_job_on_all_members(alike: bool) -> No
         said = world.everywhere(lambda fabric: train(fabric.rank, fabric))
     assert said[0] == said[1] and bool(said[0]) != alike
     assert alike or "1: what job.track(extra=...) was given (extra.noise) has other values on rank 1" in str(said[0])
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_buffers_that_nobody_makes_alike_and_that_differ_are_told_once(
+    caplog: pytest.LogCaptureFixture, alike: bool
+) -> None:
+    def train(rank: int, fabric: Any) -> bool:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(2))
+        model[1].get_buffer("running_mean").fill_(0.0 if alike else rank)
+        tracked, check = TrackedState(model), Alike(fabric)
+        for version in range(5):
+            check.boundary(version, tracked)
+            assert fabric.agreement()
+            check.agreed()
+        return True
+
+    with closing(World("aa")) as world:
+        world.everywhere(lambda fabric: train(fabric.rank, fabric))
+    lines = [one.getMessage() for one in caplog.records if "broadcast_buffers=True" in one.getMessage()]
+    assert len(lines) == (0 if alike else 1)
+    assert alike or "(model.1.running_mean) has other values on rank 1 than on rank 0" in lines[0]
 
 
 def test_nothing_is_compared_where_nothing_is_large() -> None:

@@ -1,13 +1,15 @@
-"""Whether replicas have the same values in extra objects that are too large to be one rank's own.
+"""Whether replicas have the same values in extra objects that are too large to be one rank's own, and in buffers that
+nobody makes alike.
 
-An agreement says whether any member has such objects. If so, all compare digests at the next boundary: once in every
-generation, and after 1, 2, 4, 8, ... updates.
+An agreement says whether any member has such state. If so, all compare digests at the next boundary: once in every
+generation, and after 1, 2, 4, 8, ... updates. Objects that differ end the job; buffers that differ are told once.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import xxhash
 
@@ -18,9 +20,15 @@ from keepstep.training.state import TrackedState
 
 __all__ = ["Alike", "differing"]
 
-_VOTE = "large_extra"
+_log = logging.getLogger("keepstep")
+
+_VOTE = "replicated_by_script"
 _MOST = (1 << 31) - 1
 _WORDS = 2
+_ROW = 3 * _WORDS
+"""What a member votes: its replica key, its large objects, its buffers."""
+_SPANS = 64
+"""So many runs of buffers are compared to find one that differs."""
 
 
 class Alike:
@@ -28,7 +36,8 @@ class Alike:
 
     def __init__(self, fabric: Fabric) -> None:
         self._fabric = fabric
-        self._large = False
+        self._any = False
+        self._told = False
         self._agreed_in = self._compared_in = -1
         fabric.ballot.add(_VOTE, self._vote)
 
@@ -37,23 +46,27 @@ class Alike:
         self._agreed_in = self._fabric.generation
 
     def boundary(self, version: int, tracked: TrackedState) -> None:
-        """A step begins. All members raise UsageError alike where two replicas differ."""
-        self._large = tracked.extras.large
+        """A step begins. All members raise UsageError alike where large objects differ."""
+        self._any = tracked.extras.large or tracked.has_unshared_buffers
         generation = self._fabric.generation
         if self._agreed_in != generation or self._fabric.ballot.least(_VOTE) != -1:
             return
         if self._compared_in == generation and version & (version - 1):
             return
         ranks = self._fabric.ranks
-        votes = [_MOST] * (2 * _WORDS * len(ranks))
+        votes = [_MOST] * (_ROW * len(ranks))
         digest, names = tracked.extras.large_digest()
-        at = 2 * _WORDS * ranks.index(self._fabric.rank)
-        votes[at : at + 2 * _WORDS] = [*_words(tracked.replica_key().encode()), *_words(digest)]
+        key, buffers = tracked.replica_key(), tracked.unshared_buffers()
+        at = _ROW * ranks.index(self._fabric.rank)
+        votes[at : at + _ROW] = [*_words(key.encode()), *_words(digest), *_words(b"".join(buffers.values()))]
         least = self._fabric.least(votes)
         if not least:
             return
         self._compared_in = generation
-        pair = differing(least, ranks)
+        pair = differing(least, ranks, what=2)
+        if pair:
+            self._tell(pair, buffers)
+        pair = differing(least, ranks, what=1)
         if pair:
             raise UsageError(
                 f"what job.track(extra=...) was given ({', '.join(names) or 'none here'}) has other values on rank"
@@ -62,16 +75,44 @@ class Alike:
                 remedy="give values of one rank as objects of their own that stay smaller, or do not track them",
             )
 
+    def _tell(self, pair: tuple[int, int], buffers: Mapping[str, bytes]) -> None:
+        """All members: find a buffer that differs between the two ranks; the first of these says so, once."""
+        votes, names = [_MOST] * (2 * _SPANS), list(buffers)
+        run = max(1, -(-len(names) // _SPANS))
+        if self._fabric.rank in pair:
+            at = _SPANS * pair.index(self._fabric.rank)
+            values = list(buffers.values())
+            for span in range(_SPANS):
+                votes[at + span] = _words(b"".join(values[run * span : run * (span + 1)]))[0]
+        least = self._fabric.least(votes)
+        if self._told or not least:
+            return
+        self._told = True
+        if self._fabric.rank != pair[0]:
+            return
+        span = next((at for at in range(_SPANS) if least[at] != least[_SPANS + at]), 0)
+        some = names[run * span : run * (span + 1)]
+        where = some[0] if len(some) == 1 else f"one of {some[0]} to {some[-1]}"
+        _log.warning(
+            "keepstep: a buffer (%s) has other values on rank %d than on rank %d, which hold the same model, and nobody"
+            " makes such buffers alike: who takes the place of one of them goes on with the other's -> use"
+            " broadcast_buffers=True or SyncBatchNorm",
+            where,
+            pair[1],
+            pair[0],
+        )
+
     def _vote(self) -> int:
-        return -int(self._large)
+        return -int(self._any)
 
 
-def differing(least: Sequence[int], ranks: Sequence[int]) -> tuple[int, int] | None:
-    """Two ranks that hold the same state and have other large objects, from the least of all votes."""
+def differing(least: Sequence[int], ranks: Sequence[int], *, what: int) -> tuple[int, int] | None:
+    """Two ranks that hold the same state and have other large objects (`what` 1) or buffers (2), from the least of all
+    votes."""
     seen: dict[tuple[int, ...], dict[tuple[int, ...], int]] = defaultdict(dict)
     for place, rank in enumerate(ranks):
-        row = tuple(least[2 * _WORDS * place : 2 * _WORDS * (place + 1)])
-        seen[row[:_WORDS]].setdefault(row[_WORDS:], rank)
+        row = tuple(least[_ROW * place : _ROW * (place + 1)])
+        seen[row[:_WORDS]].setdefault(row[what * _WORDS : (what + 1) * _WORDS], rank)
     found = [tuple(by_digest.values())[:2] for by_digest in seen.values() if len(by_digest) > 1]
     return (found[0][0], found[0][1]) if found else None
 

@@ -95,7 +95,8 @@ def reset_fsdp(module: nn.Module) -> None:
 class Modules:
     """The tracked modules, scanned once; `scan()` again after modules or parameters were added or replaced.
 
-    `shared` are the DDP modules that take their buffers from rank 0, `data_parallel` all DDP modules.
+    `shared` are the DDP modules that take their buffers from rank 0, `data_parallel` all DDP modules, `unshared` the
+    buffers that nobody makes alike on replicas.
     """
 
     def __init__(self, given: dict[str, Any]) -> None:
@@ -107,6 +108,7 @@ class Modules:
         self.buffers: list[Buffer] = []
         self.data_parallel: list[DistributedDataParallel] = []
         self.shared: list[DistributedDataParallel] = []
+        self.unshared: list[Buffer] = []
         self.scan()
 
     def scan(self) -> None:
@@ -130,6 +132,13 @@ class Modules:
                     if buffer is not None and id(buffer) not in seen:
                         seen.add(id(buffer))
                         self.buffers.append(Buffer(".".join(part for part in (prefix, path, key) if part), module, key))
+        taken = {
+            id(buffer)
+            for one in self.shared
+            for name, buffer in one.module.named_buffers()
+            if name not in one.parameters_to_ignore
+        }
+        self.unshared = [one for one in self.buffers if id(one.tensor) not in taken]
 
     def extra_states(self) -> dict[str, nn.Module]:
         """The modules that keep extra state (get_extra_state) beside tensors."""

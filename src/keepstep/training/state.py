@@ -204,6 +204,18 @@ class TrackedState:
         for module in self._modules.shared:
             module._sync_buffers()
 
+    @property
+    def has_unshared_buffers(self) -> bool:
+        """Whether there are buffers that nobody makes alike on replicas, as of the last scan."""
+        return bool(self._modules.unshared)
+
+    def unshared_buffers(self) -> dict[str, bytes]:
+        """XXH3 of each buffer that nobody makes alike on replicas, by name, in the order of the modules."""
+        return {
+            one.name: xxhash.xxh3_128_digest(memory_of(_readable(local_of(one.tensor))))
+            for one in self._modules.unshared
+        }
+
     def weights_sha256(self) -> str:
         """SHA-256 (hex) over names, types, shapes and bytes of all parameters and buffers (local shards)."""
         self._modules.scan()
