@@ -16,7 +16,7 @@ def begin_change(turn: Turn, losses: tuple[Loss, ...], *, private: dict[int, dic
 
     `private` is what each of the lost ranks last published of its own state, by version.
     """
-    interrupt_move(turn, losses, why=why)
+    told = interrupt_move(turn, losses, why=why)
     state = turn.state
     old = state.change or Change(generation=state.generation, moved=turn.now, lost=())
     if state.change is None:
@@ -34,7 +34,8 @@ def begin_change(turn: Turn, losses: tuple[Loss, ...], *, private: dict[int, dic
     turn.let(change=change, phase="changing", suspected={})
     turn.mark("detected", again=False)
     turn.mark("decided", again=False)
-    turn.because(why)
+    if not told:
+        turn.because(why)
     _tell_all(turn, change, why=why)
 
 

@@ -77,15 +77,16 @@ def _taken(move: Move, leaver: str) -> bool:
     return any(heir.leaver == leaver and heir.joiner in move.taken | move.stepped for heir in move.heirs)
 
 
-def interrupt_move(turn: Turn, losses: tuple[Loss, ...], *, why: str) -> None:
+def interrupt_move(turn: Turn, losses: tuple[Loss, ...], *, why: str) -> bool:
     """A change begins: a move that cannot have been committed anywhere is cancelled; the joiner of a lost leaver, which
-    has run the set-up of that rank, is kept for it."""
+    has run the set-up of that rank, is kept for it. True where a move was cancelled, which tells `why`."""
     move = turn.state.move
     if move is None or move.committing:
-        return
+        return False
     lost = {loss.member for loss in losses}
     heirs = frozenset(heir.joiner for heir in move.heirs if heir.leaver in lost and there(turn, heir.joiner))
     cancel_move(turn, why, keep=heirs, refill=False)
+    return True
 
 
 def kept_joiner(turn: Turn, rank: int) -> Member | None:
