@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import nn
 
 from keepstep.errors import StateError, StoreError
@@ -135,6 +136,36 @@ def test_damaged_steps_are_skipped_and_named(tmp_path: Path, how: str, words: st
         assert state.digest() == before
     if how in ("torn", "flipped"):
         assert valid_steps(tmp_path, rank=1, world=WORLD)[0] == [10, 20]
+
+
+def test_metadata_that_is_damaged_is_named_and_made_anew(tmp_path: Path) -> None:
+    write(tmp_path, [10, 20])
+    metadata = step_directory(tmp_path, 10) / ".metadata"
+    told: list[str] = []
+    writer = CheckpointWriter(tmp_path, rank=0, world=WORLD, on_problem=told.append)
+    assert writer.valid_steps() == ([10, 20], []) and not told
+    for damaged in (b"\x07" * 300, metadata.read_bytes()[:-1], None):
+        if damaged is None:
+            metadata.unlink()
+        else:
+            metadata.write_bytes(damaged)
+        assert writer.valid_steps() == ([10, 20], [])
+        assert told.pop() == "checkpoint of step 10: .metadata is damaged or not there; it is made anew"
+        wanted = {"model": nn.Linear(60, 60).state_dict()}
+        dcp.load(wanted, checkpoint_id=metadata.parent, no_dist=True)
+        assert writer.valid_steps() == ([10, 20], []) and not told
+
+
+def test_a_file_in_the_place_of_a_step_is_named(tmp_path: Path) -> None:
+    problems: list[str] = []
+    writer = CheckpointWriter(tmp_path, rank=0, world=1, on_problem=problems.append)
+    step_directory(tmp_path, 15).touch()
+    assert writer.valid_steps() == ([], ["step 15: step-00000015 is no directory"])
+    writer.save(15, member(1), private=b"")
+    writer.close()
+    assert len(problems) == 1 and problems[0].endswith(
+        f"-> move {step_directory(tmp_path, 15)} away: there must be a directory"
+    )
 
 
 def test_other_layouts_are_refused(tmp_path: Path) -> None:

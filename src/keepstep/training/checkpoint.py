@@ -7,6 +7,7 @@ state a lower rank holds write no data.
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,7 @@ from typing import Protocol
 
 from keepstep.errors import StateError, StoreError, TornRecord
 from keepstep.training.buckets import GradientBuckets, KeptBuckets
-from keepstep.training.dcp_metadata import METADATA, write_metadata
+from keepstep.training.dcp_metadata import METADATA, has_whole_metadata, write_metadata
 from keepstep.training.dcp_names import Described, describe
 from keepstep.training.host_memory import Block
 from keepstep.training.manifest import Image, Manifest
@@ -151,9 +152,13 @@ class CheckpointWriter:
             self._copy = None
 
     def valid_steps(self) -> tuple[list[int], list[str]]:
-        """As the function, for this rank and directory, after what is being written."""
+        """As the function, for this rank and directory, after what is being written. Rank 0 sees to `.metadata`."""
         self.wait()
-        return valid_steps(self._directory, rank=self._rank, world=self._world, ranks=self._ranks)
+        steps, skipped = valid_steps(self._directory, rank=self._rank, world=self._world, ranks=self._ranks)
+        if self._rank == 0 and not self._alone:
+            for step in steps:
+                self._renew_metadata(step)
+        return steps, skipped
 
     def newest(self, version: int) -> int:
         """The newest step up to `version` that this rank has written or loaded here; -1: none."""
@@ -197,7 +202,7 @@ class CheckpointWriter:
             if not self._failing:
                 self._on_problem(
                     f"checkpoint of step {part.step} was not written: {error}; training goes on without it "
-                    f"-> free space under {self._directory}"
+                    f"-> {_remedy(error, self._directory)}"
                 )
             self._failing = True
             return
@@ -246,6 +251,21 @@ class CheckpointWriter:
         except TornRecord as error:
             _log.warning("the checkpoint of step %d is whole only for keepstep: %s", step, error)
 
+    def _renew_metadata(self, step: int) -> None:
+        """Write `.metadata` of a valid step anew where it is not the one that was written."""
+        place = step_directory(self._directory, step)
+        try:
+            whole = has_whole_metadata(place)
+            if whole or not _all_written(self._directory, step, ranks=self._ranks, world=self._world):
+                return
+            self._on_problem(f"checkpoint of step {step}: {METADATA} is damaged or not there; it is made anew")
+            self._join(place, step)
+        except OSError as error:
+            self._on_problem(
+                f"checkpoint of step {step}: {METADATA} cannot be made anew: {error}; keepstep itself does not need it "
+                f"-> {_remedy(error, self._directory)}"
+            )
+
     def retain(self) -> None:
         """Remove the own files of steps older than the newest `keep` complete ones; done after every checkpoint.
 
@@ -274,6 +294,15 @@ class CheckpointWriter:
         return step in self._complete
 
 
+def _remedy(error: OSError, directory: Path) -> str:
+    """What to do about files that cannot be written."""
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        return f"move {error.filename or directory} away: there must be a directory"
+    if isinstance(error, PermissionError) or error.errno == errno.EROFS:
+        return f"let the job write under {directory}"
+    return f"free space under {directory}"
+
+
 def _remove_empty(place: Path) -> None:
     """Remove a directory unless other ranks still have files there; another rank may also have been faster."""
     try:
@@ -284,12 +313,13 @@ def _remove_empty(place: Path) -> None:
 
 def _steps(directory: Path) -> list[int]:
     """The steps that have a directory, ascending."""
-    found = []
-    for place in directory.glob("step-*"):
-        number = place.name.removeprefix("step-")
-        if number.isdigit() and place.is_dir():
-            found.append(int(number))
-    return sorted(found)
+    return [step for step, place in _places(directory) if place.is_dir()]
+
+
+def _places(directory: Path) -> list[tuple[int, Path]]:
+    """What is named like the directory of a step, ascending."""
+    named = ((place.name.removeprefix("step-"), place) for place in directory.glob("step-*"))
+    return sorted((int(number), place) for number, place in named if number.isdecimal())
 
 
 def _missing(directory: Path, step: int, *, ranks: Sequence[int]) -> list[int]:
@@ -354,7 +384,8 @@ def valid_steps(
     A step counts if the parts of all `ranks` (None: of the world) are there and those that `rank` needs have the right
     hash.
     """
-    steps, skipped = [], []
+    steps: list[int] = []
+    skipped = [f"step {step}: {at.name} is no directory" for step, at in _places(Path(directory)) if not at.is_dir()]
     for step in _steps(Path(directory)):
         try:
             _check_step(Path(directory), step, rank=rank, world=world, ranks=ranks or range(world))

@@ -1,9 +1,12 @@
 """The `.metadata` of a checkpoint, by which `torch.distributed.checkpoint` finds every item: made of what all ranks
-noted beside their data, by whichever rank is the last one ready, without any collective. keepstep never reads it.
+noted beside their data, by whichever rank is the last one ready, without any collective. keepstep reads nothing of it
+but the hash at its end.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,9 +17,10 @@ import torch
 from keepstep.training.dcp_items import ItemPlace
 from keepstep.training.dcp_names import Part, Value
 
-__all__ = ["METADATA", "Contents", "write_metadata"]
+__all__ = ["METADATA", "Contents", "has_whole_metadata", "write_metadata"]
 
 METADATA = ".metadata"
+_MARK = b"\nkeepstep sha256 "
 _Content = tuple[str, tuple[int, ...], str]  # dtype, shape, digest
 
 
@@ -49,9 +53,29 @@ def write_metadata(place: Path, contents: Iterable[Contents], *, rank: int) -> N
     try:
         metadata = Metadata(building.state, planner_data=building.paths)
         FileSystemWriter(own, sync_files=True).finish(metadata, [building.results])
+        _add_hash(own / METADATA)
         (own / METADATA).replace(place / METADATA)
     finally:
         shutil.rmtree(own, ignore_errors=True)
+
+
+def has_whole_metadata(place: Path) -> bool:
+    """Whether `.metadata` in `place` is there and ends with its own hash. Raises OSError."""
+    try:
+        data = (place / METADATA).read_bytes()
+    except FileNotFoundError:
+        return False
+    body, mark, digest = data.rpartition(_MARK)
+    return bool(mark) and digest == hashlib.sha256(body).hexdigest().encode()
+
+
+def _add_hash(path: Path) -> None:
+    """Put the hash of a file behind its end, where whoever unpickles it stops before."""
+    with path.open("r+b") as file:
+        digest = hashlib.sha256(file.read()).hexdigest()
+        file.write(_MARK + digest.encode())
+        file.flush()
+        os.fsync(file.fileno())
 
 
 class _Building:
