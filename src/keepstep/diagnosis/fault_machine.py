@@ -105,7 +105,7 @@ MACHINE_LINES: tuple[FaultLine, ...] = (
         "communication_slow",
         "hardware_link",
         0.85,
-        "a network port runs slower than its peers",
+        "a network port runs slower than its peers, or than its adapter is said to",
         _FABRIC,
     ),
     FaultLine(

@@ -19,7 +19,8 @@ __all__ = ["HEALTH_PATTERNS", "LARGEST_HEALTH_BYTES", "READER", "HealthReader", 
 
 LARGEST_HEALTH_BYTES = 32 << 20
 _MOST_RESULTS = 10_000
-_IB_PORT = re.compile(r"infiniband/(?P<device>\w+)/ports/(?P<port>\d+)/(?P<what>rate|state|phys_state)$")
+_IB_PORT = re.compile(r"^(?P<at>.*)/infiniband/(?P<device>\w+)/ports/(?P<port>\d+)/(?P<what>rate|state|phys_state)$")
+_SPEED = re.compile(r"^(?P<at>.*)/net/[\w.-]+/speed$")
 _OPERSTATE = re.compile(r"/net/(?P<device>[\w.-]+)/operstate$")
 
 HEALTH_PATTERNS: tuple[Pattern, ...] = (
@@ -101,13 +102,17 @@ def _interfaces(document: Any) -> _Found:
 
 
 def _sysfs(document: Any) -> _Found:
-    """A snapshot of /sys: InfiniBand ports that are not active, or slower than the other ports of the node."""
+    """A snapshot of /sys: InfiniBand ports that are not active, or slower than the other ports of the node or than the
+    interface on the same adapter says it is."""
     ports: dict[str, dict[str, str]] = {}
+    speeds: dict[str, int] = {}
     found: _Found = []
     for path, value in _items(document):
         text = value.strip() if isinstance(value, str) else ""
         if port := _IB_PORT.search(path):
-            ports.setdefault(f"{port['device']}:{port['port']}", {})[port["what"]] = text
+            ports.setdefault(f"{port['device']}:{port['port']}", {"at": port["at"]})[port["what"]] = text
+        elif (interface := _SPEED.search(path)) and text.isdecimal():
+            speeds[interface["at"]] = max(speeds.get(interface["at"], 0), int(text) // 1000)
         elif (state := _OPERSTATE.search(path)) and text.lower() == "down":
             found.append(("nic_down", {"device": state["device"], "source": "interfaces"}))
     rates = Counter(_rate(port) for port in ports.values())
@@ -115,8 +120,8 @@ def _sysfs(document: Any) -> _Found:
     for name, said in ports.items():
         if "ACTIVE" not in said.get("state", "ACTIVE").upper() or "UP" not in said.get("phys_state", "UP").upper():
             found.append(("nic_down", {"device": name, "source": "interfaces"}))
-        elif _rate(said) < usual:
-            found.append(("nic_rate", {"device": name, "rate": str(_rate(said)), "wanted": str(usual)}))
+        elif _rate(said) < (wanted := max(usual, speeds.get(said["at"], 0) if _rate(said) else 0)):
+            found.append(("nic_rate", {"device": name, "rate": str(_rate(said)), "wanted": str(wanted)}))
         else:
             found.append(("health_check", {"source": "interfaces", "test": name, "status": "Pass"}))
     return found
