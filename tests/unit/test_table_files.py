@@ -11,7 +11,9 @@ import pytest
 from reading_all import evidence_of, findings_of, suspects_of, unread_of
 from test_timings import RANKS, STEPS, csv, rows
 
+from keepstep.errors import RecordError
 from keepstep.intake import table_files
+from keepstep.intake.timings import READER
 from keepstep.records.timing_table import TimingTable
 
 HEADER = ("rank", "step", "step_time_ms")
@@ -98,3 +100,18 @@ def test_a_time_stamp_in_the_place_of_the_step(tmp_path):
     lines = [(rank, f"2026-01-31 10:{step // 60:02}:{step % 60:02}", ms) for rank, step, ms in rows()]
     (tmp_path / "times.csv").write_text(csv(("rank", "timestamp", "step_time_ms"), lines))
     assert suspects_of(findings_of(tmp_path)) == [[[{"rank": 5}]]]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("rank,step,step_time_ms\n", "a table without rows"),
+        ("rank,step,step_time_ms\na,b,c\n1,2\n,,\n0,0,-1\n1,0,inf\n", "a table whose times are no numbers"),
+    ],
+)
+def test_a_table_with_nothing_to_compare_is_a_table_all_the_same(tmp_path, content: str, said: str) -> None:
+    path = tmp_path / "times.csv"
+    path.write_text(content)
+    assert READER.recognises(path, content.encode())
+    with pytest.raises(RecordError, match=said):
+        list(READER.read(path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -227,6 +228,8 @@ def drill(
     """Inject a fault into a running job to see it found and repaired. May be given before the step is reached."""
     from keepstep.service.control_socket import ask_drill
 
+    if not (math.isfinite(factor) and math.isfinite(rate)):
+        raise UsageError("--factor and --rate must be finite numbers", remedy="for example: --factor 1.3")
     request = DrillRequest(_known(fault), rank, at_step, steps, factor, rate, source, destination, node, how, stop)
     request = msgspec.structs.replace(request, domain=domain)
     print(ask_drill(run, request))

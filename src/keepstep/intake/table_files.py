@@ -61,12 +61,19 @@ def read_table(path: Path) -> tuple[pa.Table, Columns, str]:
             first = next(blocks)
             columns = meaning_of(first.column_names, _text_columns(first))
         if not columns.useful:
-            raise RecordError("a table without a column for the rank and one for the time", where=str(path))
+            raise RecordError(_why_not(first), where=str(path))
         table = _united(chain([first], blocks), _used(columns), complaints=complaints)
     except DAMAGE as problem:
         what = "damaged Parquet" if parquet else "damaged table"
         raise RecordError(f"{what}: {str(problem)[:100]}", where=str(path)) from None
     return table, columns, " ".join(complaints)
+
+
+def _why_not(block: pa.Table) -> str:
+    """What keeps a table from saying who took how long."""
+    if not meaning_of(block.column_names).useful:
+        return "a table without a column for the rank and one for the time"
+    return "a table whose times are no numbers" if block.num_rows else "a table without rows"
 
 
 def _of_rank(block: pa.Table, rank: int) -> pa.Table:

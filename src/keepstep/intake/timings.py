@@ -28,6 +28,8 @@ _MOST_PHASES = 64
 _LARGEST = 2**53
 _LONGEST_NAME = 60
 _SHOWN = 8
+_LOOKED_AT = 20
+"""Lines of a text that tell whether it is a table."""
 _OF_A_LOG = re.compile(r"^\[|[=|]|^0x|:\d|^(?:INFO|WARN(?:ING)?|ERROR|DEBUG)\b")
 """What words of a log line have, and names of columns between spaces do not."""
 
@@ -96,12 +98,16 @@ def _is_table(head: bytes, path: Path) -> bool:
 
 
 def _has_numbers_below(head: bytes, names: list[str], *, delimiter: str) -> bool:
-    """Whether the line after that of the names has as many fields, with a number among them."""
+    """Whether a line below the names has as many fields, with a number among them; also where there is none below."""
     lines = [line for line in head.decode("utf-8-sig", "replace").splitlines() if line.strip() and line[0] != "#"]
     if len(lines) < 2:
-        return False
-    fields = lines[1].split() if delimiter == " " else lines[1].split(delimiter)
-    return len(fields) == len(names) and any(re.fullmatch(r'\s*"?-?[\d.]+(?:e-?\d+)?"?\s*', field) for field in fields)
+        return len(lines) == 1 and delimiter != " "
+    return any(_is_row(line, len(names), delimiter=delimiter) for line in lines[1:_LOOKED_AT])
+
+
+def _is_row(line: str, width: int, *, delimiter: str) -> bool:
+    fields = line.split() if delimiter == " " else line.split(delimiter)
+    return len(fields) == width and any(re.fullmatch(r'\s*"?-?[\d.]+(?:e-?\d+)?"?\s*', field) for field in fields)
 
 
 def _numbers(table: pa.Table, name: str) -> np.ndarray:
