@@ -162,3 +162,24 @@ def test_while_a_rank_is_missing_nothing_is_said() -> None:
     for second in range(20):
         samples = tuple(PlainSample(rank, f"m{rank}", "S", 0, 0, "collective", 9) for rank in range(WORLD - 1))
         assert watch.observe([PlainReport(node="n", wall=float(second), samples=samples)], float(second)) == ()
+
+
+def test_a_hang_in_which_a_thread_wakes_for_a_moment_or_a_stack_is_not_seen_is_the_same_hang() -> None:
+    job = Job()
+
+    def hangs(rank: int, second: int):
+        used_s = 2.5 + 0.08 * (second >= 14)
+        place, stack = ("lock", 7) if rank == 1 else ("collective", 9)
+        return place, 0 if second == 24 and rank == 1 else stack, used_s
+
+    job.run(40, hangs)
+    assert "ended" not in [c.status for c in job.changes] and len({c.key for c in job.changes}) == 1
+    job.run(7, works)
+    assert job.changes[-1].status == "ended"
+
+
+def test_a_hang_after_which_a_rank_spins_at_the_same_place_has_ended() -> None:
+    job = Job()
+    job.run(10, lambda rank, second: ("lock", 7, 2.5) if rank == 1 else ("collective", 9, 2.5))
+    job.run(15, lambda rank, second: ("lock", 7, second * 0.9) if rank == 1 else ("collective", 9, 2.5))
+    assert [c.status for c in job.changes if c.key == job.changes[0].key] == ["new", "ended"]

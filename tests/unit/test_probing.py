@@ -115,3 +115,21 @@ def test_a_slow_loader_is_measured_by_reading_and_a_hang_by_stacks() -> None:
 def test_what_no_measurement_narrows_is_not_measured() -> None:
     assert plan_probe(Finding(kind="crash", suspects=((Suspect(rank=0),),)), 4) is None
     assert plan_probe(Finding(kind="imbalance"), 4) is None
+
+
+def test_a_transfer_that_fails_while_all_others_of_its_rank_pass_is_slow() -> None:
+    finding = Finding(kind="communication_slow", number=1, suspects=((Suspect(link=(0, 2)),),))
+    results = [PairResult(a, b, 1e-4, 3e9) for a, b in ((0, 1), (1, 0), (1, 2), (2, 0), (2, 1))]
+    failed = PairResult(0, 2, 0.0, 0.0, "no transfer within 15 s")
+    found = narrowed(finding, ProbePlan("links"), pairs=[failed, *results])
+    assert (found.kind, found.suspects) == ("communication_slow", ((Suspect(link=(0, 2)),),))
+
+
+def test_failed_transfers_are_no_usual_rate() -> None:
+    finding = Finding(kind="communication_slow", number=1, suspects=((Suspect(link=(0, 2)),),))
+    failed = [PairResult(a, b, 0.0, 0.0, "no echo within 15 s") for a, b in ((0, 2), (0, 1), (2, 1))]
+    found = narrowed(finding, ProbePlan("links"), pairs=[*failed, PairResult(1, 2, 1e-4, 3e9)])
+    assert "slow against the usual 3000.0 MB/s" in found.evidence[1]
+    nothing = narrowed(finding, ProbePlan("links"), pairs=failed)
+    assert (nothing.kind, nothing.suspects) == ("undetermined", ())
+    assert "no transfer came through" in nothing.evidence[1]

@@ -25,8 +25,12 @@ _SLOW_LOOKS = 15
 _OTHERS_WAIT = 0.6
 _SUSPECT_WAITS = 0.2
 _GONE_AFTER = 5
+_MOVED_SHARE = 0.1
+"""A hang is over when a stack moves, or a rank uses such a share of a processor over `_GONE_AFTER` looks: a thread
+beside the one that stands may wake for a moment."""
 _HARD_AFTER = 3
 """A hang that has lasted so many times `hang_s`, or a slow rank so many spells of looks, may be acted on."""
+_SLOW_KEY = "plain:slow:"
 _LAYERS: dict[str, Layer] = {"data": "dataloader", "lock": "application", "storage": "storage"}
 
 
@@ -64,6 +68,7 @@ class PlainWatch:
         self._missed: Counter[str] = Counter()
         self._slow_since: dict[str, float] = {}
         self._stood = float("-inf")
+        self._standing: dict[int, PlainSample] = {}
 
     def observe(self, reports: Iterable[PlainReport], now: float) -> tuple[PlainChange, ...]:
         """What the `reports` change, at wall-clock time `now`."""
@@ -91,22 +96,26 @@ class PlainWatch:
         ended = tuple(PlainChange(key, "ended", finding) for key, (finding, _) in self._open.items())
         self._open.clear()
         self._slow_since.clear()
+        self._standing.clear()
         return ended
 
     def _judge(self, now: float) -> dict[str, tuple[Finding, bool]]:
         """All findings that hold now, by key."""
         newest = {rank: looks[-1] for rank, looks in self._looks.items()}
         if len(newest) < self._world or any(now - look.heard > _STALE_S for look in newest.values()):
-            return {}
+            return self._held(newest)
         still_s = min(_still_s(looks) for looks in self._looks.values())
         if still_s >= self._hang_s and all(len(looks) >= _LEAST_LOOKS for looks in self._looks.values()):
             self._stood = max(look.heard for look in newest.values())
+            self._standing = {rank: look.sample for rank, look in newest.items()}
             return self._stalled(newest, still_s)
+        if held := self._held(newest):
+            return held
         slow = self._slow()
         if slow is None:
             self._slow_since.clear()
             return {}
-        key = f"plain:slow:{slow.rank}"
+        key = f"{_SLOW_KEY}{slow.rank}"
         lasts = now - self._slow_since.setdefault(key, now) >= (_HARD_AFTER - 1) * _SLOW_LOOKS
         return {key: (slow, lasts and slow.layer == "dataloader")}
 
@@ -117,6 +126,12 @@ class PlainWatch:
             return {}
         hard = lasts and finding.kind == "noncommunication_hang" and len(finding.suspects) == 1
         return {f"plain:{finding.kind}": (finding, hard)}
+
+    def _held(self, newest: dict[int, _Look]) -> dict[str, tuple[Finding, bool]]:
+        """The hang that was found before, while no look shows that a rank moved; once one did, nothing is held."""
+        if any(_moved(self._standing[rank], self._looks[rank]) for rank in newest if rank in self._standing):
+            self._standing.clear()
+        return {key: kept for key, kept in self._open.items() if self._standing and not key.startswith(_SLOW_KEY)}
 
     def _changes(self, found: dict[str, tuple[Finding, bool]]) -> tuple[PlainChange, ...]:
         changes: list[PlainChange] = []
@@ -219,6 +234,18 @@ def _still_s(looks: deque[_Look]) -> float:
             break
         first = look
     return last.wall - first.wall
+
+
+def _moved(stood: PlainSample, looks: deque[_Look]) -> bool:
+    """Whether a rank that was seen standing as in `stood` did anything by the newest of `looks`."""
+    last = looks[-1]
+    if stood.state == "T":
+        return last.sample.state != "T"
+    if last.sample.stack and last.sample.stack != stood.stack:
+        return True
+    before = looks[max(len(looks) - 1 - _GONE_AFTER, 0)]
+    busy_s = (last.sample.cpu_us - before.sample.cpu_us) / 1e6
+    return busy_s > _MOVED_SHARE * max(last.wall - before.wall, float(_GONE_AFTER))
 
 
 def _origin(outside: dict[int, _Look], waiting: dict[int, _Look], *, notes: tuple[str, ...]) -> Finding:

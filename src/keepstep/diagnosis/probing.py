@@ -127,8 +127,9 @@ def _after_links(
     words = [_pair_words(result) for result in results]
     if not rates:
         return finding.kind, finding.suspects, finding.confidence, ["no transfer was measured"]
-    suspected = {pair for pair in rates if any(_predicts(s, pair) for group in finding.suspects for s in group)}
-    usual = median([rate for pair, rate in rates.items() if pair not in suspected] or list(rates.values()))
+    usual = _usual(finding, {pair: rate for pair, rate in rates.items() if rate > 0})
+    if not usual:
+        return "undetermined", (), 0.5, ["no transfer came through: there is nothing to compare with", *words]
     worst = min(rates.values())
     slow = {pair for pair, rate in rates.items() if rate < _SLOW_SHARE * usual and rate <= _SAME_FAULT * worst}
     if not slow:
@@ -140,6 +141,12 @@ def _after_links(
     words.insert(0, f"slow against the usual {_rate(usual)}: " + ", ".join(f"{a}->{b}" for a, b in sorted(slow)))
     sure = 0.95 if len(fits) == 1 else 0.85
     return finding.kind, (tuple(fits),), sure, words
+
+
+def _usual(finding: Finding, rates: Mapping[_Pair, float]) -> float:
+    """What transfers that came through reach, those that the finding suspects left aside where there are others."""
+    suspected = {pair for pair in rates if any(_predicts(s, pair) for group in finding.suspects for s in group)}
+    return median([rate for pair, rate in rates.items() if pair not in suspected] or list(rates.values()) or [0.0])
 
 
 def _fitting(slow: set[_Pair], measured: Iterable[_Pair]) -> list[Suspect]:
@@ -179,7 +186,7 @@ def _pair_words(result: PairResult) -> str:
 
 
 def _rate(bytes_per_s: float) -> str:
-    return f"{bytes_per_s / 1e6:.1f} MB/s"
+    return f"{bytes_per_s / 1e6:.1f} MB/s" if bytes_per_s >= 1e5 else f"{bytes_per_s / 1e3:.1f} kB/s"
 
 
 # ---------------------------------------------------------------- nodes
