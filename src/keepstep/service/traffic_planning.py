@@ -52,10 +52,10 @@ def plan_jobs(
     """A plan of the jobs in `files`, in their order. Raises RecordError and TrafficError."""
     planner = Planner(checked(topology), measure="bytes" if by_bytes else "flows", down=down)
     demands = load_demands(files)
-    crossing = {demand.job: worth_planning(demand, planner.network).crossing for demand in demands}
+    crossing = {demand.job: worth_planning(demand, planner.network, parts=parts).crossing for demand in demands}
     for demand in demands:
         others = total_crossing(count for job, count in crossing.items() if job != demand.job)
-        worth = worth_planning(demand, planner.network, others=others)
+        worth = worth_planning(demand, planner.network, others=others, parts=parts)
         wanted = {one.use for one in worth.advice if one.plan}
         uses = [use for use in demand.uses if everything or use.name in wanted]
         flows = flows_of(demand, planner.network, uses=uses, parts=parts)

@@ -43,9 +43,15 @@ class Worth(msgspec.Struct, frozen=True):
 
 
 def worth_planning(
-    demand: Demand, network: Network, *, policy: Policy | None = None, others: Mapping[str, int] | None = None
+    demand: Demand,
+    network: Network,
+    *,
+    policy: Policy | None = None,
+    others: Mapping[str, int] | None = None,
+    parts: int = 1,
 ) -> Worth:
-    """What of `demand` is worth a plan. `others`: flows of other jobs that leave each leaf, planned or not.
+    """What of `demand` is worth a plan. `others`: flows of other jobs that leave each leaf, planned or not. `parts`: as
+    in `flows_of`.
 
     Raises TrafficError as `flows_of`, and where a leaf has no uplink left.
     """
@@ -54,7 +60,7 @@ def worth_planning(
     by_use: dict[str, list[Flow]] = {use.name: [] for use in demand.uses}
     leaving: dict[str, Counter[_Window]] = {}
     crossed: set[str] = set()
-    for flow in flows_of(demand, network, uses=regular):
+    for flow in flows_of(demand, network, uses=regular, parts=parts):
         by_use[flow.use].append(flow)
         source, destination = _leaf(network, flow.source), _leaf(network, flow.destination)
         if source != destination:
@@ -124,7 +130,11 @@ def _inputs(
     }
     window = (use.start_s, use.end_s)
     busiest = max(sorted(leaves), key=lambda leaf: _at_once(leaving[leaf], window), default="")
-    seconds = max((flow.nbytes * _BITS / network.ports[flow.source].gbps for flow in flows), default=0.0)
+    edges: dict[tuple[str, str], float] = {}
+    for flow in flows:  # the parts of an edge share its ports
+        ends = (flow.source, flow.destination)
+        edges[ends] = edges.get(ends, 0.0) + flow.nbytes
+    seconds = max((nbytes * _BITS / network.ports[source].gbps for (source, _), nbytes in edges.items()), default=0.0)
     uplinks = network.uppers.get(busiest, {})
     return {
         "flows": float(len(flows)),

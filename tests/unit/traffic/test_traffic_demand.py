@@ -207,6 +207,13 @@ def test_when_to_plan(use, others, plan, words):
     assert advice.inputs or not advice.plan
 
 
+def test_parts_of_an_edge_count_as_flows_and_take_as_long_together():
+    use = CollectiveUse("u", "all_reduce", (0, 1), 1e9)
+    (whole,), (parted,) = (worth_planning(asked(use), star(), parts=parts).advice for parts in (1, 4))
+    assert (whole.plan, parted.plan, "4 flows on 8 uplinks" in parted.reason) == (False, True, True)
+    assert parted.inputs["transfer_s"] == pytest.approx(whole.inputs["transfer_s"])
+
+
 def test_collectives_that_overlap_in_time_count_together():
     """Four sends over one leaf's uplinks, each of its own time; a fifth begins when all have ended."""
     sends = [
