@@ -6,8 +6,11 @@ import pytest
 from ring_writer import RingWriter
 
 from keepstep.errors import UsageError
+from keepstep.records.events import JobStarted, OrderRecord
+from keepstep.records.messages import StartMember
 from keepstep.records.ring import OpSlot, PeerSlot, SlotStatus
 from keepstep.service.traffic_records import observed_run, rings_of
+from keepstep.store.journal import Journal
 
 HOSTS = ["h0", "h1"]
 
@@ -52,6 +55,23 @@ def test_a_loss_tells_where_the_end_does_not(tmp_path, last):
     if last is not None:
         keep(tmp_path / "rings" / "rank1.ring", 1, steps=last)
     assert observed_run(tmp_path, job="j", hosts=HOSTS).steps == 18
+
+
+def test_a_parent_of_all_directories_of_a_run_has_its_journal_and_rings(tmp_path):
+    """The controller's directory has the journal, those of the agents the rings; m1 took the place of another."""
+    starts = [("m0", 0, "nodeB"), ("m9", 1, "nodeC"), ("m1", 1, "nodeA")]
+    journal = Journal.open(tmp_path / "controller")
+    journal.append(JobStarted(job="j", script="s.py", world=2))
+    for member, rank, node in starts:
+        journal.append(OrderRecord(job="j", node=node, order=StartMember(1, member, rank, 0, 0, {})))
+    journal.close()
+    for rank in (0, 1):
+        keep(tmp_path / f"agent{rank}" / "rings" / f"rank{rank}.ring", rank, steps=range(12))
+    found = observed_run(tmp_path, job="j")
+    assert [(seat.rank, seat.host) for seat in found.demand.seats] == [(0, "nodeB"), (1, "nodeA")]
+    (tmp_path / "controller" / "journal.jsonl").rename(tmp_path / "else.jsonl")
+    with pytest.raises(UsageError, match="no journal of a job below it"):
+        observed_run(tmp_path, job="j")
 
 
 def test_a_directory_without_rings_and_none(tmp_path):

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from keepstep.errors import RecordError, UsageError
 from keepstep.records.demand import Seat
-from keepstep.records.events import JobStarted
+from keepstep.records.events import Event, JobStarted, OrderRecord
+from keepstep.records.messages import StartMember
 from keepstep.records.ring import Ring, decode_ring, read_header
 from keepstep.service.ring_archive import RINGS_FOLDER
-from keepstep.store.journal import read_journal
+from keepstep.store.journal import JOURNAL_NAME, read_journal
 from keepstep.traffic.observed import Observed, observe, whole_steps
 
 __all__ = ["observed_run", "rings_of", "seats_on"]
@@ -29,7 +30,9 @@ def rings_of(directory: Path) -> dict[int, Ring]:
     paths = sorted(directory.rglob("*.ring"))
     fullest = _fullest(paths)
     if not fullest:
-        remedy = "a run that writes records keeps its rings at every loss and at its end"
+        remedy = (
+            "rings are kept at every loss and at the end; those of several nodes are with their agents: gather them"
+        )
         raise UsageError("no recorder ring below it", where=str(directory), remedy=remedy)
     last = _fullest(path for path in paths if path.parent.name == RINGS_FOLDER)
     if last.keys() == fullest.keys() and last != fullest:
@@ -50,10 +53,12 @@ def seats_on(ranks: Sequence[int], hosts: Sequence[str]) -> list[Seat]:
 def observed_run(directory: Path, *, job: str, hosts: Sequence[str] = ()) -> Observed:
     """The traffic of the run in `directory`; its ranks sit on `hosts`, or where its journal says they were started.
 
+    Those of a run over several nodes lie in directories of their own: then `directory` has all of them below it.
+
     Raises as `rings_of` and `seats_on`, UsageError where nothing says where a rank sat, TrafficError as `observe`.
     """
     rings = rings_of(directory)
-    seats = seats_on(sorted(rings), hosts) if hosts else _from_journal(directory, sorted(rings))
+    seats = seats_on(sorted(rings), hosts) if hosts else _from_journal(directory, rings)
     return observe(job, rings, seats=seats)
 
 
@@ -80,10 +85,30 @@ def _content(path: Path) -> bytes:
         raise RecordError(f"cannot be read: {error.strerror or error}", where=str(path)) from error
 
 
-def _from_journal(directory: Path, ranks: Sequence[int]) -> list[Seat]:
-    """Ranks are numbered by node name, equally many on each node (see docs/cli.md)."""
-    events, _ = read_journal(directory)
+def _from_journal(directory: Path, rings: Mapping[int, Ring]) -> list[Seat]:
+    """Ranks are numbered by node name, equally many on each node (see docs/cli.md), or where their members started."""
+    events = _journal(directory)
     nodes = next((sorted(event.nodes) for event in events if isinstance(event, JobStarted) and event.nodes), [])
-    if not nodes:
-        raise UsageError("the journal does not say on which nodes the job ran", remedy="give --hosts")
-    return seats_on(ranks, nodes)
+    if nodes:
+        return seats_on(sorted(rings), nodes)
+    orders = [event for event in events if isinstance(event, OrderRecord) and event.node]
+    started = {one.order.member: one.node for one in orders if isinstance(one.order, StartMember)}
+    ranks_on: dict[str, list[int]] = {}
+    for rank, ring in sorted(rings.items()):
+        node = started.get(ring.header.member, "")
+        if not node:
+            raise UsageError(f"the journal does not say on which node rank {rank} ran", remedy="give --hosts")
+        ranks_on.setdefault(node, []).append(rank)
+    return [Seat(rank, node, place, len(ranks)) for node, ranks in ranks_on.items() for place, rank in enumerate(ranks)]
+
+
+def _journal(directory: Path) -> tuple[Event, ...]:
+    """The records of the job's journal, in `directory` or below it. Raises UsageError unless there is one."""
+    if (directory / JOURNAL_NAME).exists():
+        return read_journal(directory)[0]
+    found = {path.parent: read_journal(path.parent)[0] for path in sorted(directory.rglob(JOURNAL_NAME))}
+    jobs = [place for place, events in found.items() if any(isinstance(event, JobStarted) for event in events)]
+    if len(jobs) != 1:
+        what = f"journals of {len(jobs)} jobs below it" if jobs else "no journal of a job below it"
+        raise UsageError(what, where=str(directory), remedy="give the directory of one run, or --hosts")
+    return found[jobs[0]]
