@@ -439,6 +439,20 @@ def test_a_slow_switch_that_the_file_does_not_name_ends_nothing(seed: int) -> No
     assert not any("no link" in tell.text for tell in world.told)
 
 
+@pytest.mark.parametrize("silent", [False, True])
+def test_hops_that_never_answer_are_said_once_and_nothing_is_planned(silent: bool) -> None:
+    """As where the ttl is wrong: other addresses answer, or none."""
+    names = {"10.99.0.2": "spine0"}
+    world = World(BOTH_WAYS, settings=ConductorSettings(hops=names, ports=PORTS))
+    world.silent = set(range(SPINES)) if silent else set()
+    world.conductor.seen([Seen(a, b, 5, 5e6) for a, b in BOTH_WAYS], generation=0)
+    world.run(60)
+    (tell,) = world.told
+    assert tell.failed and "no answer came from an address in [hops] at ttl 2 (" in tell.text
+    assert ("nobody answers" if silent else "only from 10.10.0.2, ") in tell.text
+    assert world.given == []
+
+
 def test_small_flows_and_flows_inside_a_leaf_are_left_alone() -> None:
     world = World([(0, 1), (1, 0)])
     world.run(5)

@@ -38,6 +38,11 @@ def test_a_whole_file(tmp_path: Path) -> None:
         ('topology = "topology.yaml"\nports = "42000-42003"\n', HOPS, "at least 16 ports"),
         ('topology = "topology.yaml"\nports = "80-90"\n', HOPS, "between 1024 and 65535"),
         ('topology = "topology.yaml"\nwhat = 1\n', HOPS, "known keys"),
+        ('topology = "topology.yaml"\nleast_bytes = -1\n', HOPS, "least_bytes -1"),
+        ('topology = "topology.yaml"\nleast_bytes = nan\n', HOPS, "least_bytes nan"),
+        ('topology = "topology.yaml"\nlarge_ranks = -3\n', HOPS, "large_ranks -3"),
+        ('topology = "topology.yaml"\n', '[hops]\nnonsense = "spine0"\n', "'nonsense' in hops is no IPv4 address"),
+        ('topology = "topology.yaml"\n', '[hops]\n"10.10.0.2" = "leaf0"\n', "hops name leaves"),
         ("topology = \n", "", "bad traffic file"),
     ],
 )

@@ -6,6 +6,8 @@ The conductor (`traffic.conducting`) decides; here facts become its input, and i
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -93,16 +95,35 @@ def read_traffic_file(path: Path) -> tuple[TrafficFile, Planner]:
             where=str(path),
             remedy=f"give at least {_FEWEST_PORTS} ports, so that every path has some, and 1 to {_MOST_HOPS} hops",
         )
+    _check_values(found, path)
     if bool(found.topology) == bool(found.site):
         raise UsageError("a traffic file names a topology or a site", where=str(path), remedy="give one of the two")
     if found.site:
         planner = plan_in_force(path.parent / found.site)
     else:
         planner = Planner(load_topology(path.parent / found.topology))
-    unknown = sorted(set(found.hops.values()) - set(planner.network.tier))
+    tier = planner.network.tier
+    unknown = sorted(set(found.hops.values()) - set(tier))
     if unknown:
         raise UsageError(f"hops name no switch of the topology: {', '.join(unknown[:5])}", where=str(path))
+    leaves = sorted(name for name in set(found.hops.values()) if tier[name] == 1)
+    if leaves:
+        raise UsageError(f"hops name leaves, not what joins them: {', '.join(leaves[:5])}", where=str(path))
     return found, planner
+
+
+def _check_values(found: TrafficFile, path: Path) -> None:
+    """Raises UsageError for limits below 0 and hops that are no addresses."""
+    for name in ("least_bytes", "large_ranks"):
+        value = getattr(found, name)
+        if not (math.isfinite(value) and value >= 0):
+            raise UsageError(f"{name} {value:g}", where=str(path), remedy="give a number of at least 0")
+    for address in found.hops:
+        try:
+            ipaddress.IPv4Address(address)
+        except ValueError as error:
+            text = f"{address!a} in hops is no IPv4 address"
+            raise UsageError(text, where=str(path), remedy="give the address that the switch answers from") from error
 
 
 class PathDesk:

@@ -28,7 +28,7 @@ from keepstep.traffic.path_actions import (
 from keepstep.traffic.path_counts import Ends, PathCounts, Place3
 from keepstep.traffic.path_judge import PathJudge
 from keepstep.traffic.planner import Change, Planner
-from keepstep.traffic.source_ports import ENOUGH_WAYS, PortMap, choose_ports, unused_links
+from keepstep.traffic.source_ports import ENOUGH_WAYS, PortMap, choose_ports, unnamed_hops, unused_links
 
 __all__ = ["TrafficConductor"]
 
@@ -221,8 +221,12 @@ class TrafficConductor:
             why = "; ".join(self._failed) or f"no answer from {', '.join(nodes)}"
             self._failed, self._open = [], {}
             return self._later(now, f"paths could not be probed ({why}); flows are left to chance")
+        hops, ttl = self._settings.hops, self._settings.ttl
+        wrong = unnamed_hops(self._answers, hops, switches=self._planner.network.tier, ttl=ttl)
+        if wrong and not self._routes:
+            return self._later(now, wrong)
         self._probed = now
-        self._map.learn(self._answers, self._settings.hops)
+        self._map.learn(self._answers, hops)
         self._stalled = {}
         return self._replan(now)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 from keepstep.records.path_messages import Way
 
-__all__ = ["ENOUGH_WAYS", "PORTS_PER_LINK", "PortMap", "choose_ports", "unused_links"]
+__all__ = ["ENOUGH_WAYS", "PORTS_PER_LINK", "PortMap", "choose_ports", "unnamed_hops", "unused_links"]
 
 PORTS_PER_LINK = 8
 """Ports given for one connection: one that was just in use cannot be had again at once."""
@@ -68,6 +68,17 @@ class PortMap:
     def used(self, ways: Iterable[Way]) -> set[str]:
         """The switches that the usable ones of some ways pass."""
         return {self.spine(way) for way in ways if self.usable(way)}
+
+
+def unnamed_hops(
+    answers: Mapping[Way, Sequence[str]], names: Mapping[str, str], *, switches: Container[str], ttl: int
+) -> str:
+    """What is wrong where no way was answered by one of `switches`, as `names` by address say; empty if one was."""
+    heard = sorted({hops[0] for hops in answers.values() if hops and hops[0]})
+    if any(names.get(address, address) in switches for address in heard):
+        return ""
+    others = f"only from {', '.join(heard[:4])}{' and others' * (len(heard) > 4)}" if heard else "nobody answers"
+    return f"no answer came from an address in [hops] at ttl {ttl} ({others}); flows are left to chance"
 
 
 def unused_links(used: Mapping[_Ends, set[str]], spines: Mapping[_Ends, Sequence[str]]) -> set[str]:
