@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -72,7 +73,8 @@ def show(
     yaml: Annotated[Path | None, typer.Option(help="Write it in our own format into this file.")] = None,
     format: Printed = TextOrJson.text,
 ) -> int:
-    """Print a topology, and draw it. Exit code 65 if it has switches and cannot be planned on, or cannot be drawn."""
+    """Print a topology, and draw it. Exit code 65 if it has switches or no host and cannot be planned on, or cannot be
+    drawn."""
     from keepstep.intake.topology_yaml import write_yaml_topology
     from keepstep.service.traffic_files import write_text
     from keepstep.service.traffic_text import topology_text
@@ -80,6 +82,7 @@ def show(
     from keepstep.traffic.drawing import draw
     from keepstep.traffic.network import Network
 
+    _keep_inputs((svg, yaml), (topology, host_nics))
     read = _topology(topology, gbps, uplink_gbps, spines, host_nics)
     wrong = problems(read)
     text = topology_text(read, wrong)
@@ -90,7 +93,7 @@ def show(
     elif svg is not None:
         write_text(svg, draw(Network(read)))
     _print(format, {"topology": read, "problems": wrong}, text)
-    return 65 if wrong and (read.switches or svg is not None) else 0
+    return 65 if wrong and (read.switches or not read.ports or svg is not None) else 0
 
 
 def plan(
@@ -114,6 +117,7 @@ def plan(
     from keepstep.service.traffic_text import plan_text
     from keepstep.traffic.drawing import draw
 
+    _keep_inputs((svg,), (topology, host_nics, *jobs))
     read = _topology(topology, gbps, uplink_gbps, spines, host_nics)
     planner = plan_jobs(read, jobs, down=down or (), parts=parts, by_bytes=by_bytes, everything=everything)
     made = planner.plan()
@@ -162,10 +166,12 @@ def observe(
     format: Printed = TextOrJson.text,
 ) -> int:
     """The flows that a recorded run sent, and the part of its waiting that collisions explain, in GPU-hours."""
+    from keepstep.intake.hostlist import checked_names
     from keepstep.service.traffic_planning import priced_run
     from keepstep.service.traffic_text import cost_text
 
     read = _topology(topology, gbps, uplink_gbps, spines, None)
+    checked_names((job,), where="--job")
     observed, cost = priced_run(run, read, job=job, hosts=hosts, steps=steps, choice=(seeds, efficiency))
     _print(format, {"observed": observed, "cost": cost}, cost_text(cost))
     return 0
@@ -179,7 +185,7 @@ def export(
     spines: _Spines = 1,
     host_nics: _HostNics = None,
     traffic_class: Annotated[
-        int | None, typer.Option(help="NCCL_IB_TC; the class that switches keep lossless.")
+        int | None, typer.Option(min=0, max=255, help="NCCL_IB_TC; the class that switches keep lossless.")
     ] = None,
     format: Printed = TextOrJson.text,
 ) -> int:
@@ -203,7 +209,9 @@ def site(
     outcome: Annotated[float | None, typer.Option(help="Measured gain of the newest arrival, such as 1.4.")] = None,
     stage: Annotated[Stage, typer.Option(help="How far plans are trusted.")] = Stage.advise,
     low_priority: Annotated[int, typer.Option(help="Jobs up to this priority are planned from stage two on.")] = 0,
-    large_ranks: Annotated[int, typer.Option(help="Ranks from which a known job is planned in stage three.")] = 64,
+    large_ranks: Annotated[
+        int, typer.Option(min=0, help="Ranks from which a known job is planned in stage three.")
+    ] = 64,
     gbps: _Gbps = 100.0,
     uplink_gbps: _UplinkGbps = 0.0,
     spines: _Spines = 1,
@@ -216,6 +224,7 @@ def site(
     from keepstep.service.traffic_planning import SiteChanges, change_site
     from keepstep.traffic.stages import StagePolicy
 
+    _keep_inputs((svg,), (start, *(arrive or ())))
     topology = None if start is None else _topology(start, gbps, uplink_gbps, spines, None)
     changes = SiteChanges(
         topology=topology,
@@ -240,6 +249,18 @@ def published(seeds: _Seeds = 20, format: Printed = TextOrJson.text) -> int:
     found = c4p_figures(range(seeds))
     _print(format, {"modelled": True, "figures": found}, published_text(found))
     return 0
+
+
+def _keep_inputs(written: Iterable[Path | None], read: Iterable[Path | None]) -> None:
+    """Raises UsageError where a file to be written is one that is read, or two are one."""
+    from keepstep.errors import UsageError
+
+    taken = {path.resolve() for path in read if path is not None}
+    for path in written:
+        if path is not None and path.resolve() in taken:
+            raise UsageError("it would be written over", where=str(path), remedy="give another file to write to")
+        if path is not None:
+            taken.add(path.resolve())
 
 
 def _topology(path: Path, gbps: float, uplink_gbps: float, spines: int, host_nics: Path | None) -> Any:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from keepstep.errors import RecordError
 
-__all__ = ["MAX_HOSTS", "every_host", "expand_hosts"]
+__all__ = ["MAX_HOSTS", "checked_names", "every_host", "expand_hosts"]
 
 MAX_HOSTS = 200_000
 """Most names one list may stand for."""
@@ -14,6 +15,13 @@ MAX_HOSTS = 200_000
 _NO_HOSTS = frozenset({"", "None", "None assigned", "(null)", "N/A", "Unknown"})
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?\Z", re.ASCII)
 _BRACKET = re.compile(r"\[([^\[\]]*)\]")
+
+
+def checked_names(names: Iterable[str], *, where: str = "") -> None:
+    """Raises RecordError where one of `names` has control characters: a name is printed, and exported to shells."""
+    for name in names:
+        if not name.isprintable():
+            raise RecordError(f"the name {name[:60]!a} has characters that cannot be printed", where=where)
 
 
 def expand_hosts(text: str) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ import msgspec
 
 from keepstep.errors import RecordError
 from keepstep.intake.bounded_yaml import parse_yaml
-from keepstep.intake.hostlist import every_host
+from keepstep.intake.hostlist import checked_names, every_host
 from keepstep.records.demand import JobLayout
 
 __all__ = ["read_job"]
@@ -28,11 +28,23 @@ def read_job(text: str, *, where: str = "") -> JobLayout:
     elif isinstance(hosts, list):
         body["hosts"] = [name for one in hosts for name in every_host(str(one))]
     if isinstance(body.get("collectives"), list):
+        _check_bytes(body["collectives"], where)
         body["collectives"] = [_long(one) for one in body["collectives"]]
     try:
-        return msgspec.convert(body, JobLayout, strict=False)
+        layout = msgspec.convert(body, JobLayout, strict=False)
     except msgspec.ValidationError as error:
         raise RecordError(f"not a job: {error}", where=where, remedy="see docs/traffic.md") from error
+    checked_names((layout.job, *layout.hosts), where=where)
+    return layout
+
+
+def _check_bytes(collectives: list[Any], where: str) -> None:
+    """Raises RecordError for a collective that does not say how much it sends."""
+    for number, one in enumerate(collectives, 1):
+        if isinstance(one, dict) and not {"bytes", "nbytes"} & one.keys():
+            raise RecordError(
+                f"not a job: collective {number} has no `bytes`", where=where, remedy="see docs/traffic.md"
+            )
 
 
 def _long(collective: Any) -> Any:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from keepstep.errors import RecordError
 from keepstep.intake.bounded_yaml import parse_yaml
+from keepstep.intake.hostlist import checked_names
 from keepstep.intake.ibnetdiscover import looks_like_ibnetdiscover, read_ibnetdiscover
 from keepstep.intake.nccl_topology import looks_like_nccl, read_nccl_topology
 from keepstep.intake.reading import whole
@@ -35,14 +37,26 @@ def read_text(path: Path) -> str:
 
 
 def read_topology(path: Path, assumed: Assumed) -> Topology | ClosShape:
-    """The topology in the file. Raises RecordError for an unknown or damaged format, TrafficError for loops."""
+    """The topology in the file. Raises RecordError for an unknown or damaged format and names that cannot be printed,
+    TrafficError for loops."""
     text = read_text(path)
     try:
-        return _read(text, assumed, path=path)
+        found = _read(text, assumed, path=path)
+        checked_names(_names(found), where=str(path))
     except RecordError as error:
         if str(path) in error.where:
             raise
         raise RecordError(error.what, where=f"{path}: {error.where}", remedy=error.remedy) from error
+    return found
+
+
+def _names(found: Topology | ClosShape) -> Iterator[str]:
+    yield found.name
+    if isinstance(found, Topology):
+        for switch in found.switches:
+            yield from (switch.name, *switch.domains)
+        for port in found.ports:
+            yield from (port.host, port.nic, *port.domains)
 
 
 def _read(text: str, assumed: Assumed, *, path: Path) -> Topology | ClosShape:

@@ -37,11 +37,22 @@ class NcclSettings(msgspec.Struct, frozen=True):
 
     def text(self) -> str:
         """Lines for a shell, reasons as comments."""
-        lines = [f"# keepstep traffic plan of job {self.job}: {self.tested}"]
+        lines = [f"# keepstep traffic plan of job {_one_line(self.job)}: {self.tested}"]
         for name, value in self.environment.items():
-            lines += [f"# {self.reasons[name]}", f"export {name}='{value}'"]
+            lines += [f"# {self.reasons[name]}", f"export {name}={_quoted(value)}"]
         lines += ["# Not exportable:"] + [f"#  - {what}" for what in self.not_exportable]
         return "\n".join(lines)
+
+
+def _one_line(name: str) -> str:
+    """A name as it can stand in a comment."""
+    return name if name.isprintable() else ascii(name)
+
+
+def _quoted(value: str) -> str:
+    """One word for a shell, whatever is in it."""
+    inside = value.replace("'", """'"'"'""")
+    return f"'{inside}'"
 
 
 def nccl_settings(

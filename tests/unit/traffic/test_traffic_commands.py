@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import shlex
 import sys
 from pathlib import Path
 
@@ -169,7 +170,14 @@ def test_published_figures_say_that_they_are_modelled(capsys):
         (["model", "lab.yaml", "job0.yaml", "--efficiency", "nan"], 2, "--efficiency"),
         (["plan", "lab.yaml", "away.yaml"], 65, "not in the topology"),
         (["plan", "host.xml", "job0.yaml"], 65, "hosts only"),
-        (["export", "lab.yaml", "job0.yaml", "--traffic-class", "999"], 65, "traffic class"),
+        (["export", "lab.yaml", "job0.yaml", "--traffic-class", "999"], 2, "--traffic-class"),
+        (["show", "lab.yaml", "--svg", "lab.yaml"], 2, "written over"),
+        (["show", "lab.yaml", "--svg", "new.svg", "--yaml", "new.svg"], 2, "written over"),
+        (["plan", "lab.yaml", "job0.yaml", "--svg", "./job0.yaml"], 2, "written over"),
+        (["plan", "lab.yaml", "silent.yaml"], 65, "collective 1 has no `bytes`"),
+        (["export", "lab.yaml", "lines.yaml"], 65, r"the name 'a\nb' has"),
+        (["show", "odd.yaml"], 65, r"the name 'h\x1b' has"),
+        (["observe", ".", "lab.yaml", "--job", "a\tb"], 65, "--job"),
         (["site", "nowhere"], 2, "no site"),
         (["observe", ".", "lab.yaml"], 2, "no recorder ring"),
         (["model", "lab.yaml", "job0.yaml", "--seeds", "0"], 2, "seeds"),
@@ -180,6 +188,10 @@ def test_published_figures_say_that_they_are_modelled(capsys):
 def test_a_mistake_is_one_line(capsys, lab, monkeypatch, words, code, said):
     monkeypatch.chdir(lab)
     (lab / "host.xml").write_bytes((DATA / "rccl/topo_4p2h_2nic.xml").read_bytes())
+    job = (lab / "job0.yaml").read_text()
+    (lab / "silent.yaml").write_text(job.replace(", bytes: 2e9", ""))
+    (lab / "lines.yaml").write_text(job.replace("job: job0", r'job: "a\nb"'))
+    (lab / "odd.yaml").write_text(f'{LAB.partition("clos")[0]}hosts: [{{name: "h\\e", leaf: a}}]\n')
     (lab / "away.yaml").write_text((lab / "job0.yaml").read_text().replace("h0,", "h77,"))
     found, _, err = run(capsys, *words)
     assert (found, said in err, err.count("\n")) == (code, True, 1), err
@@ -190,3 +202,16 @@ def test_show_prints_problems(capsys, tmp_path):
                                      "hosts: [{name: h, leaf: a, gbps: 1}, {name: i, leaf: b, gbps: 1}]\n")  # fmt: skip
     code, out, _ = run(capsys, "show", tmp_path / "t.yaml")
     assert (code, "0 spines above 2 leaves" in out) == (65, True)
+
+
+def test_a_topology_without_hosts_is_no_success(capsys, tmp_path):
+    (tmp_path / "t.yaml").write_text("keepstep_topology: 1\n")
+    assert run(capsys, "show", tmp_path / "t.yaml")[0] == 65
+
+
+def test_exported_values_are_words_of_a_shell(capsys, lab):
+    xml = lab / "it's.xml"
+    xml.write_bytes((DATA / "rccl/topo_4p2h_2nic.xml").read_bytes())
+    _, out, _ = run(capsys, "export", lab / "lab.yaml", lab / "job0.yaml", "--host-nics", xml)
+    (line,) = [line for line in out.splitlines() if "NCCL_TOPO_FILE=" in line]
+    assert shlex.split(line) == ["export", f"NCCL_TOPO_FILE={xml}"]
