@@ -21,17 +21,25 @@ def max_min(links_of: Sequence[Sequence[int]], capacity: npt.ArrayLike) -> npt.N
     All rates rise together; the flows of a link that is full stop. Links that are the tightest of all their flows are
     filled in the same round, which gives the same rates in fewer rounds. A flow without links has an infinite rate.
     """
-    remaining = np.array(capacity, dtype=np.float64)
+    return _filled(*_uses(links_of), capacity=capacity, flows=len(links_of))
+
+
+def _uses(links_of: Sequence[Sequence[int]]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The link and the flow of every use of a link."""
     counts = np.fromiter((len(links) for links in links_of), dtype=np.int64, count=len(links_of))
-    rates = np.full(len(counts), np.inf)
-    if not counts.sum():
-        return rates
-    link = np.concatenate([np.asarray(links, dtype=np.int64) for links in links_of if len(links)])
-    flow = np.repeat(np.arange(len(counts)), counts)
+    link = np.fromiter((link for links in links_of for link in links), dtype=np.int64, count=counts.sum())
+    return link, np.repeat(np.arange(len(counts)), counts)
+
+
+def _filled(
+    link: npt.NDArray[np.int64], flow: npt.NDArray[np.int64], *, capacity: npt.ArrayLike, flows: int
+) -> npt.NDArray[np.float64]:
+    remaining = np.array(capacity, dtype=np.float64)
+    rates = np.full(flows, np.inf)
     while len(link):
         users = np.bincount(link, minlength=len(remaining))
         share = np.where(users > 0, np.maximum(remaining, 0.0) / np.maximum(users, 1), np.inf)
-        tightest = np.full(len(counts), np.inf)
+        tightest = np.full(flows, np.inf)
         np.minimum.at(tightest, flow, share[link])
         worst = np.full(len(remaining), -np.inf)
         np.maximum.at(worst, link, share[link] - tightest[flow])
@@ -56,9 +64,12 @@ def finish_times(
     left = np.array(sizes, dtype=np.float64)
     ends = np.zeros(len(left))
     active = np.flatnonzero(left > 0)
+    going = left > 0
+    link, flow = _uses(links_of)
     now = 0.0
     while len(active):
-        rates = max_min([links_of[flow] for flow in active], capacity)
+        link, flow = link[going[flow]], flow[going[flow]]
+        rates = _filled(link, flow, capacity=capacity, flows=len(left))[active]
         lasts = left[active] / rates
         first = float(lasts.min())
         together = _TOGETHER if len(active) > _EXACT_FLOWS else _CLOSE
@@ -67,5 +78,6 @@ def finish_times(
         span = float(lasts[ended].max())
         left[active] -= rates * span
         now += span
+        going[active[ended]] = False
         active = active[~ended]
     return ends
