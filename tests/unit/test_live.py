@@ -199,7 +199,7 @@ def test_what_is_no_fault_names_nobody(kind, seed):
     assert all(one.finding.suspects == () for _, one in said)
 
 
-@pytest.mark.parametrize("seed", [18, 36, 44, 46, 47])
+@pytest.mark.parametrize("seed", [16, 17, 18, 44, 46, 47])
 def test_a_run_of_long_sequences_names_nobody(seed):
     """One of two replicas gets the longer ones many times in a row, soon after lengths began to vary."""
     _, said = run(Disturbance("sequence-lengths", begin=60), steps=100, seed=seed)

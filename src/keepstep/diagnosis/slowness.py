@@ -49,7 +49,7 @@ _BY_CHANCE = 0.75
 _MEMORY = 256
 _SPELL = 0.08
 _RECENT = 12
-_CHANCE = 9.2  # -log of one in ten thousand
+_CHANCE = 11.5  # -log of one in a hundred thousand
 _ALIKE = 0.5
 
 
