@@ -105,7 +105,7 @@ def test_empty_fields_are_nothing_to_tell(tmp_path):
         (rows("rank,step,tokens_per_s", lambda rank, step: f"{rank},{step},1000.5"), "without a column of times"),
         (rows("rank,step,memory_mb", lambda rank, step: f"{rank},{step},20000"), "without a column of times"),
         (rows("rank,step,loss", lambda rank, step: f"{rank},{step},2.5"), "without a column of times"),
-        ("rank,step,compute_ms\n0,0,\n,,\na,b,c\n1,99999999999999999999999,1e309\n", "for the time"),
+        ("rank,step,compute_ms\n0,0,\n,,\na,b,c\n1,99999999999999999999999,1e309\n", "times are no numbers"),
         ("[" * 90_000, "JSON that cannot be read"),
         ('{"a": [1, 2', "JSON that cannot be read"),
     ],
