@@ -31,12 +31,17 @@ def test_a_dead_lock_is_named_and_the_job_goes_on_from_its_checkpoint(tmp_path, 
     assert job.said(r"goes on from step \d") and job.said("in attempt 1")
 
 
+def signal_rank_2(job, tmp_path, number: int) -> None:
+    """Once there is a checkpoint."""
+    job.until(lambda: (tmp_path / "model.pt").exists(), "a checkpoint")
+    started = [r["fact"] for r in job.records("FactRecord") if r["fact"]["kind"] == "MemberStarted"]
+    os.kill(next(fact["pid"] for fact in started if fact["rank"] == 2), number)
+
+
 @pytest.mark.long
 def test_a_frozen_rank_is_named_and_the_job_starts_again(tmp_path, quick):
     with running(tmp_path / "run", "gloo.py", *arguments(tmp_path, "9:0:none"), options=("--settings", quick)) as job:
-        job.until(lambda: (tmp_path / "model.pt").exists(), "a checkpoint")
-        started = [r["fact"] for r in job.records("FactRecord") if r["fact"]["kind"] == "MemberStarted"]
-        os.kill(next(fact["pid"] for fact in started if fact["rank"] == 2), signal.SIGSTOP)
+        signal_rank_2(job, tmp_path, signal.SIGSTOP)
         assert job.finish() == 0, job.text()
     finding = job.findings("noncommunication_hang")[0]
     assert suspects(finding) == [[{"rank": 2}]] and "state T" in finding["evidence"][0]
@@ -46,9 +51,7 @@ def test_a_frozen_rank_is_named_and_the_job_starts_again(tmp_path, quick):
 @pytest.mark.long
 def test_a_rank_that_is_killed_is_a_crash_until_the_job_has_started_again(tmp_path, quick):
     with running(tmp_path / "run", "gloo.py", *arguments(tmp_path, "9:0:none"), options=("--settings", quick)) as job:
-        job.until(lambda: (tmp_path / "model.pt").exists(), "a checkpoint")
-        started = [r["fact"] for r in job.records("FactRecord") if r["fact"]["kind"] == "MemberStarted"]
-        os.kill(next(fact["pid"] for fact in started if fact["rank"] == 2), signal.SIGKILL)
+        signal_rank_2(job, tmp_path, signal.SIGKILL)
         assert job.finish() == 0, job.text()
     found = job.records("Finding")
     assert {f["kind"] for f in found} == {"crash"} and suspects(found[0]) == [[{"rank": 2}]]

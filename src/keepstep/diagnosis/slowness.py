@@ -275,8 +275,10 @@ def _no_chance(longer: Numbers, judged: Numbers, *, step: int, spell: int) -> bo
         columns = steps[judged[steps % COLUMNS] == steps] % COLUMNS
         before = max(before, float(np.mean(longer[columns])) if len(columns) else 0.0)
     now = float(np.mean(longer[np.arange(first, step + 1) % COLUMNS]))
-    if now <= before or before == 0.0:
-        return before == 0.0
+    if before == 0.0:
+        return True
+    if now <= before:
+        return False
     beside = (1 - now) * np.log((1 - now) / (1 - before)) if now < 1 else 0.0
     return bool(spell * (now * np.log(now / before) + beside) >= _CHANCE)
 
