@@ -293,6 +293,28 @@ def test_the_only_flow_leaves_a_path_that_became_slow() -> None:
     assert world.route(0, 4) != at
 
 
+def test_a_link_that_no_plan_moves_is_made_anew_once_where_a_way_has_died() -> None:
+    """A vote of one byte may happen to pass over the spine that a large flow leaves: it is stuck there for ever."""
+    world = World([(0, 4)])
+    world.run(8)
+    world.silent.add((world.route(0, 4) + 1) % SPINES)
+    for _ in range(24):
+        world.conductor.stalled(1, 5, generation=0, now=world.now)
+        world.run(0.25)
+    assert [(one.rank, one.peer) for one in world.renewed] == [(1, 5)]
+
+
+def test_a_way_that_was_dead_before_the_links_stood_cuts_nothing() -> None:
+    """A rank that validates for long, on a fabric that lost a spine days ago."""
+    world = World([(0, 4)])
+    world.silent.add(next(spine for spine in range(SPINES) if spine != world.route(0, 4)))
+    world.run(8)
+    for _ in range(60):
+        world.conductor.stalled(1, 5, generation=0, now=world.now)
+        world.run(0.25)
+    assert world.renewed == []
+
+
 def test_a_link_that_stands_still_for_another_reason_costs_little() -> None:
     """A rank that computes for minutes: nothing is wrong with any path, and nobody is told so over and over."""
     world = World(BOTH_WAYS)

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from keepstep.errors import Fenced, GroupAborted, HelloCut, PeerLost
 from keepstep.records.messages import Address
 from keepstep.training.authentication import Greeting, Verdict, greet
+from keepstep.training.connecting import connect_address
 from keepstep.training.dialing import again
-from keepstep.training.doors import Doors, connect_address
+from keepstep.training.doors import Doors
 
 SECRET = b"s" * 32
 

@@ -29,12 +29,12 @@ from keepstep.traffic.path_counts import Ends, PathCounts, Place3
 from keepstep.traffic.path_judge import PathJudge
 from keepstep.traffic.planner import Change, Planner
 from keepstep.traffic.source_ports import ENOUGH_WAYS, PortMap, choose_ports, unnamed_hops, unused_links
+from keepstep.traffic.stalls import Stalls
 
 __all__ = ["TrafficConductor"]
 
 _EVERY_S = 1.0
 _COUNT_EVERY_S = 0.5
-_STALL_LONGEST_S = 32.0
 _PATIENCE_S = 5.0
 _WAYS_PER_S = 500  # that an agent surely probes, where some are silent
 _RETRY_S, _RETRY_LONGEST_S = 5.0, 320.0
@@ -77,14 +77,12 @@ class TrafficConductor:
         self._retry_s, self._said = _RETRY_S, ""
         self._next = 0.0
         self._probed = 0.0
-        self._stalled: dict[tuple[int, int], float] = {}
+        self._stalls = Stalls()
         self._down: set[str] = set()
         self._out: set[str] = set()
-        self._renewed = False
         self._counts = PathCounts()
         self._counting: dict[int, tuple[Way, ...]] = {}
         self._count_next = 0.0
-        self._stall_s, self._stall_next = _EVERY_S, 0.0
         for judge in self._judges.values():
             judge.forget_flows()
 
@@ -141,7 +139,7 @@ class TrafficConductor:
     def stalled(self, rank: int, peer: int, *, generation: int, now: float) -> None:
         """Nothing passes from `rank` to `peer` though a collective is under way."""
         if generation == self._generation:
-            self._stalled[rank, peer] = now
+            self._stalls.tell((rank, peer), now)
 
     # ------------------------------------------------------------------ what to do
 
@@ -168,12 +166,12 @@ class TrafficConductor:
 
     def _pairs(self) -> list[tuple[int, int]]:
         """Ordered pairs of ranks whose bytes pass between leaves and are worth a plan."""
+        return sorted(p for p, nbytes in self._sent.items() if nbytes >= self._settings.least_bytes and self._apart(p))
 
-        def between(pair: tuple[int, int]) -> bool:
-            leaves = [self._leaf_of.get(self._places[rank].node, "") for rank in pair]
-            return "" not in leaves and leaves[0] != leaves[1]
-
-        return sorted(p for p, nbytes in self._sent.items() if nbytes >= self._settings.least_bytes and between(p))
+    def _apart(self, pair: tuple[int, int]) -> bool:
+        """Whether two ranks are below different leaves."""
+        leaves = [self._leaf_of.get(self._places[rank].node, "") for rank in pair if rank in self._places]
+        return len(leaves) == 2 and "" not in leaves and leaves[0] != leaves[1]
 
     def _connections(self) -> list[tuple[int, int]]:
         """(dialer, acceptor) of every pair: whoever sends more dials, the lower rank where both send alike."""
@@ -227,7 +225,7 @@ class TrafficConductor:
             return self._later(now, wrong)
         self._probed = now
         self._map.learn(self._answers, hops)
-        self._stalled = {}
+        self._stalls.drop()
         return self._replan(now)
 
     def _later(self, now: float, text: str) -> list[Action]:
@@ -266,7 +264,7 @@ class TrafficConductor:
             self._next = now + _RETRY_S
             return news
         orders = self._orders(given, now)
-        self._stall_s = _EVERY_S if news or orders else min(2 * self._stall_s, _STALL_LONGEST_S)
+        self._stalls.probed(useful=bool(news or orders))
         return [*news, *orders]
 
     def _planned_pairs(self) -> list[tuple[int, int]]:
@@ -301,6 +299,7 @@ class TrafficConductor:
     def _planned(self) -> Change:
         dead, slow = self._unused(), self._slow()
         self._down = dead | set(slow)
+        self._stalls.take_dead(dead)
         flows = [
             Flow(self.job, f"{a}-{b}", self._port_of[self._places[a].node], self._port_of[self._places[b].node])
             for a, b in self._planned_pairs()
@@ -357,7 +356,7 @@ class TrafficConductor:
             self._in_force(now)
             return []
         self._given = given
-        self._renewed = False
+        self._stalls.plan_changed()
         self.number += 1
         self._phase, self._deadline = "preparing", now + _PATIENCE_S
         self._waiting, self._dialling, self._failed = set(self._places), set(self._places), []
@@ -394,11 +393,8 @@ class TrafficConductor:
 
     def _push(self, now: float) -> list[Action]:
         """A collective that waits for a dead link never ends, and no boundary comes: have it cut, once a plan."""
-        stalled = sorted(pair for pair, at in self._stalled.items() if now - at < _EVERY_S)
-        if self._renewed or not stalled:
-            return []
-        self._renewed = True
-        return [Renew(*stalled[0])]
+        stalled = self._stalls.to_cut(now)
+        return [Renew(*stalled)] if stalled else []
 
     def _guard(self, now: float) -> list[Action]:
         """In force: look whether the ports still lead where they should, and whether their bytes come through."""
@@ -413,21 +409,16 @@ class TrafficConductor:
             answers, self._answers = self._answers, {}
             if self._map.strayed(answers, self._settings.hops):
                 return self._probe(now)
-        if self._stands(now) or now - self._probed > MAX_AGE_S:
+        stalled = self._stalls.left_out(now, apart=self._apart)
+        if stalled:
+            return [Renew(*stalled)]
+        if self._stalls.due(now) or now - self._probed > MAX_AGE_S:
             return self._probe(now)
         if now < self._next:
             return counts
         self._next = now + _EVERY_S
         ways = [way for pair, ports in self._given.items() for way in self._ways(*pair, ports=ports[:2])]
         return counts + (self._ask(ways, now) if ways else [])
-
-    def _stands(self, now: float) -> bool:
-        """Whether a link carries nothing. Asked less and less often while nothing comes of it."""
-        stands = any(now - at < _EVERY_S for at in self._stalled.values()) and now >= self._stall_next
-        self._stalled = {}
-        if stands:
-            self._stall_next = now + self._stall_s
-        return stands
 
     # ------------------------------------------------------------------ how fast paths are
 

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 from keepstep.errors import HelloCut, MembershipError, PeerLost, TransportError
 from keepstep.records.messages import Address
 from keepstep.training.authentication import Greeting, Verdict, greet
-from keepstep.training.doors import connect_address
+from keepstep.training.connecting import connect_address
 from keepstep.training.plane import shared_link_bytes
 from keepstep.training.spares import Arrived, LinkKey
 

@@ -9,7 +9,6 @@ are kept, the oldest is dropped first, and one that makes no progress while noth
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 import secrets
@@ -22,7 +21,7 @@ from keepstep.errors import EnvironmentProblem, PeerLost
 from keepstep.records.messages import Address
 from keepstep.training.authentication import Arrival, Greeting, Verdict
 
-__all__ = ["Doors", "Host", "connect_address"]
+__all__ = ["Doors", "Host"]
 
 _log = logging.getLogger("keepstep")
 _MAX_ARRIVALS = 256
@@ -207,37 +206,3 @@ class Doors:
             arrival.age += 1
             if arrival.age > _IDLE_TICKS and descriptor not in self._parked:
                 self._drop(arrival)
-
-
-def connect_address(own: Address, other: Address, *, timeout_s: float, ports: tuple[int, ...] = ()) -> socket.socket:
-    """A connection to `other`: by Unix socket on the same node, else by TCP, from one of `ports` if any is given and
-    free, else from any. Raises PeerLost."""
-    try:
-        if own.node == other.node:
-            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            try:
-                sock.connect("\0" + other.local)
-            except OSError:
-                sock.close()
-                raise
-            return sock
-        sock = _connect_from(own, other, ports=ports, timeout_s=timeout_s)
-        sock.settimeout(None)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return sock
-    except OSError as error:
-        where = f"{other.member} on {other.node}"
-        raise PeerLost(f"cannot connect to {where}: {error.strerror or error}", where=where) from error
-
-
-def _connect_from(own: Address, other: Address, *, ports: tuple[int, ...], timeout_s: float) -> socket.socket:
-    """TCP from the first of `ports` that can be had (one that was just in use cannot), else from any."""
-    for port in ports:
-        try:
-            return socket.create_connection((other.host, other.port), timeout_s, source_address=(own.host, port))
-        except OSError as error:
-            if error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
-                raise
-    if ports:
-        _log.warning("none of the %d source ports planned for %s is free; any is taken", len(ports), other.member)
-    return socket.create_connection((other.host, other.port), timeout=timeout_s)
