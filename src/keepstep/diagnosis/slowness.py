@@ -3,7 +3,7 @@
 A rank is slow when the median of its last `STEPS` ratios lies above its own usual one by more than its usual scatter
 allows, in nearly every one of these steps. Where a job has often seen short spells of one rank or the other, a spell
 has to last longer than those before it counts: a straggler that moves on is no fault. Neither is a run of long steps
-that comes about by chance where every other step of the rank is long.
+that comes about by chance where many steps of the rank, or of all ranks, are long.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _BY_CHANCE = 0.75
 _MEMORY = 256
 _SPELL = 0.08
 _RECENT = 12
-_CHANCE = 11.5  # -log of one in a hundred thousand
+_CHANCE = 10.2  # -log of one in 27,000
 _ALIKE = 0.5
 
 
@@ -182,8 +182,7 @@ def _slower_than_usual(watch: Watch, step: int, *, tier: _Tier) -> Iterator[Exce
     for rank in np.flatnonzero(strong & above & matters).tolist():
         spell = _spell(history.ratio[rank] - middle[rank], history.judged, step=step, limit=0.5 * float(limit[rank]))
         needed = steps_needed(watch, step, least=count, ratio=float(shift[rank])) - tier.misses
-        longer = history.ratio[rank] - middle[rank] > 0.5 * shift[rank]
-        if spell >= needed and _no_chance(longer, history.judged, step=step, spell=spell):
+        if spell >= needed and _no_chance(watch, step, rank=rank, beyond=middle + 0.5 * shift[rank], spell=spell):
             yield Excess(rank, float(shift[rank]), float(excess[rank]), float(shift[rank] / limit[rank]), True, spell)
 
 
@@ -262,19 +261,26 @@ def note_spells(watch: Watch, step: int, *, named: set[int]) -> None:
     watch.bursts = [burst for burst in watch.bursts if burst.last > step - _MEMORY][-256:]
 
 
-def _no_chance(longer: Numbers, judged: Numbers, *, step: int, spell: int) -> bool:
-    """Whether so many of the `spell` steps up to `step` are `longer`, as few were before, that it is no chance.
+def _no_chance(watch: Watch, step: int, *, rank: int, beyond: Numbers, spell: int) -> bool:
+    """Whether so many of a rank's `spell` steps up to `step` are `beyond` its limit that it is no chance: as few of its
+    steps were before, and as few of the others' steps are now, each beyond its own limit.
 
     The probability is at most exp(-n KL(k/n, p)) for k of n steps, each with probability p: the bound of Chernoff, in
     W. Hoeffding, Probability inequalities for sums of bounded random variables (1963), theorem 1.
     """
-    first = step - spell + 1
-    before = 0.0
-    for count in (_RECENT, _PAST):
-        steps = np.arange(max(0, first - count), first)
-        columns = steps[judged[steps % COLUMNS] == steps] % COLUMNS
-        before = max(before, float(np.mean(longer[columns])) if len(columns) else 0.0)
-    now = float(np.mean(longer[np.arange(first, step + 1) % COLUMNS]))
+    history, first = watch.history, step - spell + 1
+
+    def columns(begin: int, end: int) -> Numbers:
+        steps = np.arange(max(0, begin), end)
+        return steps[history.judged[steps % COLUMNS] == steps] % COLUMNS
+
+    def often(ranks: Numbers, steps: Numbers) -> float:
+        longer = history.ratio[np.ix_(ranks, steps)] > beyond[ranks, None]
+        return float(np.mean(longer)) if longer.size else 0.0
+
+    own, others = np.array([rank]), np.delete(np.arange(len(beyond)), rank)
+    before = max(often(own, columns(first - _PAST, first)), often(others, columns(first - _RECENT, step + 1)))
+    now = often(own, columns(first, step + 1))
     if before == 0.0:
         return True
     if now <= before:
