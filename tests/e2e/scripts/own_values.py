@@ -6,13 +6,11 @@
 from __future__ import annotations
 
 import argparse
-import os
-import time
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from holding import hold
 from torch.nn.parallel import DistributedDataParallel
 
 import keepstep
@@ -55,16 +53,6 @@ class Large:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.data = state["data"]
-
-
-def hold(marker: str) -> None:
-    """The first process that comes here writes its pid and waits."""
-    try:
-        with Path(marker).open("x") as file:
-            file.write(str(os.getpid()))
-    except FileExistsError:
-        return
-    time.sleep(600)
 
 
 def main() -> None:

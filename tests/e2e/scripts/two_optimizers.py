@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import os
-import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from holding import hold
 from torch.nn.parallel import DistributedDataParallel
 
 import keepstep
@@ -25,16 +23,6 @@ class Waves:
     def __iter__(self) -> Iterator[torch.Tensor]:
         for number in itertools.count():
             yield torch.sin(torch.arange(32.0) * (number + 1) + self.rank).reshape(4, 8)
-
-
-def hold(marker: str) -> None:
-    """The first process that comes here writes its pid and waits."""
-    try:
-        with Path(marker).open("x") as file:
-            file.write(str(os.getpid()))
-    except FileExistsError:
-        return
-    time.sleep(600)
 
 
 def main() -> None:
