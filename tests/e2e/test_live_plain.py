@@ -83,3 +83,11 @@ def test_the_node_of_the_suspect_is_left_out_where_there_is_room(tmp_path, quick
     started = [r for r in controller.records("OrderRecord") if r["order"]["kind"] == "StartMember"]
     assert {r["target"] for r in started if r["order"]["attempt"] == 1 and r["order"]["rank"] >= 0} == {"a"}
     assert "in attempt 1" in (tmp_path / "a.txt").read_text()
+
+
+@pytest.mark.long
+def test_collectives_that_do_not_match_end_the_job_and_use_no_restart(tmp_path, quick):
+    with running(tmp_path / "run", "gloo.py", *arguments(tmp_path, "1:20:size"), options=("--settings", quick)) as job:
+        assert job.finish() not in (0, None), job.text()
+    assert job.findings("collective_mismatch") and job.said("a new start would come to the same place")
+    assert not job.said(r"restart \d of") and not job.records("Incident")

@@ -151,7 +151,7 @@ def test_a_finding_that_ends_while_it_is_probed_is_not_narrowed(desk) -> None:
 def test_what_plain_processes_showed_ends_when_all_start_again(desk) -> None:
     made, shell = desk
     made.book.enter(Standing("plain:noncommunication_hang", "new", HANG))
-    made.take(MismatchSaid("m0", 0, "Is there a mismatch?"), node="n1", member="m0")
+    assert not made.take(MismatchSaid("m0", 0, "Is there a mismatch?"), node="n1", member="m0")
     made.take(MismatchSaid("m1", 1, "Is there a mismatch?"), node="n1", member="m1")
     assert [finding.kind for finding in made.book.open.values()] == ["noncommunication_hang", "collective_mismatch"]
     assert made.book.open["said:mismatch"].suspects == ()

@@ -25,7 +25,16 @@ from keepstep.control.capacity import run_short
 from keepstep.control.change import reconcile
 from keepstep.control.exclusion import deal_ranks
 from keepstep.control.job_state import Decision, Event, JobSpec, JobState, StopRequest, TakeOver, Tick
-from keepstep.control.losses import on_exited, on_hung, on_peer_lost, on_slow, on_start_failed, on_stopped, on_tick
+from keepstep.control.losses import (
+    on_exited,
+    on_hung,
+    on_mismatch,
+    on_peer_lost,
+    on_slow,
+    on_start_failed,
+    on_stopped,
+    on_tick,
+)
 from keepstep.control.mirror_sources import on_mirrors
 from keepstep.control.move_course import (
     advance_move,
@@ -66,7 +75,7 @@ from keepstep.records.mirror_messages import Mirrors
 from keepstep.records.move_messages import AskAddress, MoveCommitted, MovePrepared, MoveRefused, MoveTaken
 from keepstep.records.moves import MoveRequest
 from keepstep.records.sandbox_messages import RecordingKept, RoleSeen, WarmedUp
-from keepstep.records.watch_messages import MemberHung, MemberSlow
+from keepstep.records.watch_messages import MemberHung, MemberSlow, MismatchSaid
 
 __all__ = ["decide", "new_job"]
 
@@ -124,6 +133,7 @@ def _advance(turn: Turn) -> None:
     if state.phase == "restarting" and not ranked:
         kept = {name: m for name, m in state.members.items() if m.status is not Status.GONE}
         turn.let(phase="gathering", attempt=state.attempt + 1, members=kept, done_ranks=frozenset(), version=0)
+        turn.let(disagreed=-1)
         _start_again(turn)
     elif state.phase == "ending" and all(m.status is Status.GONE for m in state.members.values()):
         turn.let(phase="done")
@@ -205,6 +215,7 @@ _HANDLERS: dict[type, Callable[[Turn, Event], None]] = {
     MemberStopped: on_stopped,
     MemberHung: on_hung,
     MemberSlow: on_slow,
+    MismatchSaid: on_mismatch,
     PeerLostReport: on_peer_lost,
     StartFailed: on_start_failed,
     CanaryLoss: _on_canary_loss,

@@ -212,7 +212,8 @@ class JobState(msgspec.Struct, frozen=True):
     `setup_s` is the longest time from the welcome to a first step, seconds. `leaving` is when the job began to end or
     to restart. `short` is since when there are fewer machines than members (0: there are enough), `troubled` the nodes
     of the newest losses. `moves` counts planned moves, `promised` is the highest generation that one was to install;
-    `torch_version` is what the ranks run.
+    `torch_version` is what the ranks run. `disagreed` is the rank that said in this attempt that collectives do not
+    match (-1: none did).
     """
 
     spec: JobSpec
@@ -242,6 +243,7 @@ class JobState(msgspec.Struct, frozen=True):
     move: Move | None = None
     moves: int = 0
     promised: int = 0
+    disagreed: int = -1
     torch_version: str = ""
     warm: WarmState = WarmState()
 

@@ -16,9 +16,18 @@ from keepstep.control.roster import Member, Status, live
 from keepstep.control.starting import start_standby
 from keepstep.control.turn import GRACE_S, Turn
 from keepstep.records.messages import Fence, MemberExited, MemberStopped, PeerLostReport, StartFailed
-from keepstep.records.watch_messages import MemberHung, MemberSlow
+from keepstep.records.watch_messages import MemberHung, MemberSlow, MismatchSaid
 
-__all__ = ["on_exited", "on_hung", "on_peer_lost", "on_slow", "on_start_failed", "on_stopped", "on_tick"]
+__all__ = [
+    "on_exited",
+    "on_hung",
+    "on_mismatch",
+    "on_peer_lost",
+    "on_slow",
+    "on_start_failed",
+    "on_stopped",
+    "on_tick",
+]
 
 _FENCE_GRACE_S = 30.0
 _LINK_PATIENCE_S = 1.0
@@ -55,6 +64,10 @@ def on_exited(turn: Turn, event: Event) -> None:
         _lose(turn, fact, member=member, why=f"{_obituary(member, fact)} before it was a member")
     elif kind is ExitKind.DONE:
         _rank_done(turn, member)
+    elif turn.state.disagreed >= 0 and (not fact.signal or fact.signal in SELF_INFLICTED):
+        says = f"rank {turn.state.disagreed} says that collectives do not match"
+        why = f"{_obituary(member, fact)}, and {says}: a new start would come to the same place"
+        end_job(turn, exit_code_of(fact.code, fact.signal), why=why)
     elif not fact.protected or member.status in (Status.STARTING, Status.CONNECTED) or _initial(turn):
         _exit_at_start(turn, fact, member=member)
     elif kind is ExitKind.USER_ERROR and (member.error or not _stopping(turn)):
@@ -63,6 +76,15 @@ def on_exited(turn: Turn, event: Event) -> None:
         end_job(turn, exit_code_of(fact.code, fact.signal), why=why)
     else:
         _lose(turn, fact, member=member, why=_obituary(member, fact))
+
+
+def on_mismatch(turn: Turn, event: Event) -> None:
+    """A library in a member says that collectives do not match: what then ends a rank no restart mends."""
+    fact = event.fact
+    assert isinstance(fact, MismatchSaid)
+    member = turn.state.members.get(fact.member)
+    if member is not None and member.rank >= 0 and member.status not in (Status.GONE, Status.FENCED):
+        turn.let(disagreed=member.rank)
 
 
 def _add_private(turn: Turn, fact: MemberExited, *, member: Member) -> None:

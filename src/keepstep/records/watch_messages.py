@@ -153,7 +153,8 @@ class HangDenied(_Told, frozen=True, tag=True):
 
 
 class MismatchSaid(_Told, frozen=True, tag=True):
-    """A library in `member` printed `said`: its collective does not fit what others sent."""
+    """A library in `member` printed `said`: its collective does not fit what others sent. A rank that then ends by
+    itself is not replaced, and ends the job: a new start would come to the same place."""
 
     member: str
     rank: int

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import secrets
+import signal
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -243,7 +244,8 @@ class Agent:
         rings = {m.name: m.ring for m in (*self.members.values(), member)}
         private, onset = self._archive.last_words(member.name, rings)
         process = member.process
-        if self._canary or not member.protected:  # what it printed last is told before its end
+        if self._canary or not member.protected or process.signal == signal.SIGABRT:
+            # what it printed last is told before its end; behind the words of a library comes SIGABRT
             member.drain()
         if self._warden is not None:
             self._warden.remove(process.pid)

@@ -138,6 +138,7 @@ class FindingDesk:
             case MismatchSaid():
                 if _SAID not in self.book.open:
                     self._on_change(Standing(_SAID, "new", mismatch_said(node, fact)))
+                return False
             case LinkProbed() | NodeProbed():
                 self.probes.take(fact)
             case Called():

@@ -1,7 +1,7 @@
 """Plain data-parallel training on Gloo that knows nothing of keepstep, with its own checkpoint.
 
 `--wrong RANK:STEP:HOW`, in the first attempt only: lock (it dead-locks with itself), other (it calls another collective
-than the rest), slow (its loader takes long from there on).
+than the rest), size (its all_reduce is longer than that of the rest), slow (its loader takes long from there on).
 """
 
 from __future__ import annotations
@@ -63,6 +63,8 @@ for step in range(first, args.steps):
             lock.acquire()
     if how == "other" and due(step):
         dist.broadcast(torch.ones(1), 0)
+    if how == "size":
+        dist.all_reduce(torch.ones(100_000 if due(step) else 10))
     model(batch).pow(2).mean().backward()
     optimizer.step()
     optimizer.zero_grad()
