@@ -7,8 +7,10 @@ import random
 import pytest
 
 from keepstep.diagnosis.plain import PlainChange, PlainWatch
-from keepstep.records.events import Suspect
+from keepstep.records.events import Finding, Suspect
 from keepstep.records.plain_samples import PlainReport, PlainSample
+from keepstep.service.analysis_process import Analysis
+from keepstep.service.analysis_wire import Begin, Look, Standing
 
 WORLD = 4
 
@@ -183,3 +185,39 @@ def test_a_hang_after_which_a_rank_spins_at_the_same_place_has_ended() -> None:
     job.run(10, lambda rank, second: ("lock", 7, 2.5) if rank == 1 else ("collective", 9, 2.5))
     job.run(15, lambda rank, second: ("lock", 7, second * 0.9) if rank == 1 else ("collective", 9, 2.5))
     assert [c.status for c in job.changes if c.key == job.changes[0].key] == ["new", "ended"]
+
+
+def locked(rank: int, second: int):
+    return ("lock", 7, 2.5) if rank == 1 else ("collective", 9, 2.5)
+
+
+@pytest.mark.parametrize(
+    ("goes_on", "shown"), [(locked, ["updated", "updated"]), (works, ["ended"]), (slow_loader, ["new", "ended"])]
+)
+def test_what_an_earlier_watch_left_open_is_taken_up_until_it_can_be_judged(goes_on, shown: list[str]) -> None:
+    job = Job()
+    job.run(8, locked)
+    (left,) = job.changes
+    job.watch, job.changes = PlainWatch(WORLD, hang_s=5.0, open=[left]), []
+    job.run(14, goes_on)
+    assert "ended" not in [change.status for change in job.changes]
+    job.run(16, goes_on)
+    assert [change.status for change in job.changes] == shown
+
+
+class Process:
+    """The analysis process in place of its watch."""
+
+    def __init__(self, *left: Standing) -> None:
+        self.analysis = Analysis(Begin("job", WORLD, open=left))
+
+    def observe(self, reports: list[PlainReport], now: float) -> tuple[Standing, ...]:
+        return self.analysis.look(Look(now, plain=tuple(reports))).changes
+
+
+def test_another_analysis_process_ends_what_has_passed() -> None:
+    hang = Finding(kind="noncommunication_hang", suspects=((Suspect(rank=1),),))
+    job = Job()
+    job.watch = Process(Standing("plain:noncommunication_hang", "new", hang))
+    job.run(30, works)
+    assert [(change.status, change.finding) for change in job.changes] == [("ended", hang)]

@@ -55,16 +55,18 @@ class _Look(msgspec.Struct, frozen=True):
 class PlainWatch:
     """What is remembered of one job of `world` ranks.
 
-    A hang is told after `hang_s` seconds without any movement, and is hard evidence after three times as long.
+    A hang is told after `hang_s` seconds without any movement, and is hard evidence after three times as long. What an
+    earlier watch of the job left `open` stands until there are looks enough to judge it anew.
     """
 
-    def __init__(self, world: int, *, hang_s: float) -> None:
+    def __init__(self, world: int, *, hang_s: float, open: Iterable[PlainChange] = ()) -> None:
         self._world = world
         self._hang_s = hang_s
         self._looks: dict[int, deque[_Look]] = {}
         self._members: dict[int, str] = {}
         self._network: dict[str, deque[tuple[float, int]]] = {}
-        self._open: dict[str, tuple[Finding, bool]] = {}
+        self._open = {left.key: (left.finding, left.hard) for left in open}
+        self._left = set(self._open)
         self._missed: Counter[str] = Counter()
         self._slow_since: dict[str, float] = {}
         self._stood = float("-inf")
@@ -95,6 +97,7 @@ class PlainWatch:
         """What was found of processes that are gone."""
         ended = tuple(PlainChange(key, "ended", finding) for key, (finding, _) in self._open.items())
         self._open.clear()
+        self._left.clear()
         self._slow_since.clear()
         self._standing.clear()
         return ended
@@ -140,15 +143,22 @@ class PlainWatch:
             before = self._open.get(key)
             if before is None:
                 changes.append(PlainChange(key, "new", finding, hard))
-            elif before[0].suspects != finding.suspects or hard != before[1]:
+            elif key in self._left or before[0].suspects != finding.suspects or hard != before[1]:
                 changes.append(PlainChange(key, "updated", finding, hard))
             self._open[key] = (finding, hard)
-        for key in [key for key in self._open if key not in found]:
+            self._left.discard(key)
+        unjudged = self._left if self._left and not self._can_judge() else set()
+        for key in [key for key in self._open if key not in found and key not in unjudged]:
             self._missed[key] += 1
             if self._missed[key] >= _GONE_AFTER:
                 finding, _ = self._open.pop(key)
                 changes.append(PlainChange(key, "ended", finding))
         return tuple(changes)
+
+    def _can_judge(self) -> bool:
+        """Whether every rank was looked at as often as the slowest of the findings takes."""
+        least = max(_SLOW_LOOKS, min(int(_HARD_AFTER * self._hang_s) + 1, _KEPT))
+        return len(self._looks) == self._world and all(len(looks) >= least for looks in self._looks.values())
 
     # -------------------------------------------------------------- a job that stands still
 

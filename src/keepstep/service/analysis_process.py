@@ -35,7 +35,8 @@ __all__ = ["Analysis", "main"]
 _NICE = 5
 _BASELINE_EVERY = 100
 _START = "start:"
-_OTHERS = (_START, "plain:", "earlier:")
+_PLAIN = "plain:"
+_OTHERS = (_START, _PLAIN, "earlier:")
 """How the keys of findings begin that are not the live analysis's own."""
 
 
@@ -52,7 +53,8 @@ class Analysis:
         self._starts = {one.key: one.finding for one in begin.open if one.key.startswith(_START)}
         live = tuple(_live(standing) for standing in begin.open if not standing.key.startswith(_OTHERS))
         self._state: Watch = begin_watch(WatchPlan(world=begin.world, job=begin.job, baseline=baseline, open=live))
-        self._plain = PlainWatch(begin.world, hang_s=begin.hang_s)
+        plain = tuple(_plain(standing) for standing in begin.open if standing.key.startswith(_PLAIN))
+        self._plain = PlainWatch(begin.world, hang_s=begin.hang_s, open=plain)
         self._looks = 0
 
     def look(self, look: Look) -> Seen:
@@ -90,6 +92,10 @@ class Analysis:
 
 def _live(standing: Standing) -> LiveFinding:
     return msgspec.convert(msgspec.structs.asdict(standing), LiveFinding)
+
+
+def _plain(standing: Standing) -> PlainChange:
+    return PlainChange(standing.key, standing.status, standing.finding, standing.hard)
 
 
 def _standing(change: LiveFinding | PlainChange) -> Standing:
