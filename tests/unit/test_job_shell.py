@@ -163,6 +163,32 @@ def test_the_end_of_a_drill_is_recorded_with_what_was_asked():
     assert shell.waiting_drills() == [] and sent[-1].member == "m0"
 
 
+def test_the_end_of_a_drill_that_does_not_go_on_is_refused():
+    shell, _, sent = started()
+    stop = DrillRequest("slow-compute", 1, stop=True)
+    for request in (DrillRequest("slow-compute", 1, 9, steps=2), DrillRequest("slow-compute", 1)):
+        with pytest.raises(UsageError, match="no slow-compute to end"):
+            shell.drill(stop)
+        shell.drill(DrillRequest("slow-compute", 0))
+        with pytest.raises(UsageError, match="no slow-compute to end"):
+            shell.drill(stop)
+        shell.drill(request)
+        if request.step < 0:
+            shell.feed(Drilled("slow-compute", 1, 5, 11.0), node="n1")
+        assert shell.drill(stop) == "the end of slow-compute of rank 1" and sent[-1].order.stop
+        shell.feed(Drilled("slow-compute", 1, 5, 12.0, ended=True), node="n1")
+    assert shell.waiting_drills() == ["slow-compute of rank 0 now"] * 2
+
+
+def test_a_link_drill_that_ended_by_itself_is_not_ended_again():
+    shell, _, _ = started()
+    shell.drill(DrillRequest("throttle-link", source=0, destination=1, rate=1e6, steps=5))
+    shell.feed(Drilled("throttle-link", 0, 5, 10.0), node="n1")
+    shell.feed(Drilled("throttle-link", 0, 10, 12.0, ended=True), node="n1")
+    with pytest.raises(UsageError, match="no throttle-link to end"):
+        shell.drill(DrillRequest("throttle-link", source=0, destination=1, stop=True))
+
+
 def test_a_drill_whose_step_is_past_says_so_and_one_that_never_came_is_named():
     shell, _, _ = started()
     shell.steps = lambda: {0: 57, 1: 57}

@@ -17,7 +17,7 @@ from keepstep.control.job_state import Event as Input
 from keepstep.control.move_plan import plan_move, plan_words
 from keepstep.control.roster import by_rank
 from keepstep.errors import MoveNotMade, UsageError
-from keepstep.records.drills import DrillRequest
+from keepstep.records.drills import DRILLS, DrillRequest
 from keepstep.records.events import DrillRecord, Event, LeaderRecord
 from keepstep.records.messages import Drill, Drilled, Fact, StartMember
 from keepstep.records.move_words import move_words
@@ -77,6 +77,8 @@ class JobShell:
         self._busy = replayed is not None
         self._untold = replayed.untold if replayed is not None else None
         self._asked: list[Drill] = []
+        self._begun: list[tuple[str, Drill]] = []
+        self._taken_over = replayed is not None
         self._moves: dict[int, asyncio.Future[MoveRecord]] = {}
 
     def lead(self) -> None:
@@ -125,6 +127,9 @@ class JobShell:
         if self.done.is_set():
             raise UsageError("the job is ending", remedy="drills need a running job")
         planned = plan_drill(self.state, request)
+        if request.stop and DRILLS[request.fault].by != "node" and not any(map(self._goes_on, planned)):
+            what = f"there is no {request.fault} to end: none goes on or waits for its step"
+            raise UsageError(what, remedy="leave --stop out to begin one")
         for directed in planned:
             assert isinstance(directed.order, Drill)
             self._asked.append(directed.order)
@@ -165,6 +170,12 @@ class JobShell:
             what = drill_words(msgspec.structs.replace(order, step=-1)).replace(" now", " at once", 1)
             return f"{what}: it is in step {at}" + (f", past step {order.step}" if at > order.step else "")
         return drill_words(order)
+
+    def _goes_on(self, end: Directed) -> bool:
+        """Whether a drill that `end` ends is not over. What was asked of an earlier controller is not known here."""
+        assert isinstance(end.order, Drill)
+        here = [drill for member, drill in self._begun if end.member in ("", member)]
+        return self._taken_over or any(_ends(end.order, drill) for drill in (*self._asked, *here))
 
     def waiting_drills(self) -> list[str]:
         """What was asked for and has not happened."""
@@ -217,7 +228,9 @@ class JobShell:
         ]
         asked = min(same, key=lambda drill: drill.step, default=None)
         if asked is not None:
-            self._asked.remove(asked)
+            at = self._asked.index(asked)
+            self._asked[: at + 1] = [drill for drill in self._asked[:at] if not _ends(asked, drill)]
+        self._note_begun(fact, asked)
         record = DrillRecord(
             job=self.state.spec.job,
             node=node,
@@ -238,6 +251,14 @@ class JobShell:
             "drill: %s%s of rank %d in step %d", "end of " if fact.ended else "", fact.fault, fact.rank, fact.step
         )
 
+    def _note_begun(self, fact: Drilled, asked: Drill | None) -> None:
+        """Which faults go on, with the member that has each; one that ends is the first of its kind."""
+        alike = [one for one in self._begun if (one[1].fault, one[1].rank) == (fact.fault, fact.rank)]
+        if fact.ended and alike:
+            self._begun.remove(alike[0])
+        elif not fact.ended and asked is not None and (holder := by_rank(self.state.members).get(fact.rank)):
+            self._begun.append((holder.name, asked))
+
     def _deliver(self, directed: Directed) -> None:
         """Send an order on its way; the first start of a rank may be drilled."""
         order = directed.order
@@ -245,3 +266,10 @@ class JobShell:
             order = msgspec.structs.replace(order, drill=self.start_drills.pop(order.rank))
             directed = msgspec.structs.replace(directed, order=order)
         self._send(directed)
+
+
+def _ends(stop: Drill, drill: Drill) -> bool:
+    """Whether `stop` is the end of `drill`: of the same fault, of links to some of the same ranks."""
+    same = (drill.fault, drill.rank) == (stop.fault, stop.rank)
+    linked = drill.peers == stop.peers or not set(drill.peers).isdisjoint(stop.peers)
+    return stop.stop and not drill.stop and same and linked
