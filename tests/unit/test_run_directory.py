@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+
 import pytest
 
 from keepstep.errors import EnvironmentProblem, StoreError, UsageError
+from keepstep.service.control_socket import ask_probe
 from keepstep.service.run_directory import REPORT_FILE, RunDirectory, RunFacts, is_running, mount_of, read_run
 
 FACTS = RunFacts("job7", "s.py", ("--x",), 4, 1, 1, "v", "v", "v", 1.0, 1, "socket")
@@ -99,3 +105,31 @@ def test_a_damaged_run_file_is_a_clear_error(tmp_path, text):
 def test_no_run_at_all(tmp_path):
     with pytest.raises(UsageError, match="not a run directory"):
         read_run(tmp_path)
+
+
+@contextlib.contextmanager
+def another_user():
+    """Root may do everything; it takes another name for a while."""
+    root = os.geteuid() == 0
+    if root:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if root:
+            os.seteuid(0)
+
+
+@pytest.mark.parametrize("closed", [".", "run.lock"])
+def test_the_run_of_another_user_is_called_that(closed):
+    with tempfile.TemporaryDirectory() as place:  # pytest's own folder is closed to others as a whole
+        path = Path(place, "run")
+        directory = RunDirectory(path, reserve_bytes=0)
+        directory.publish(FACTS)
+        Path(place).chmod(0o755)
+        path.chmod(0o755)
+        (path / closed).chmod(0o000)
+        with another_user(), pytest.raises(UsageError, match=r"may not read.*as the user who started"):
+            ask_probe(path, 1)
+        path.chmod(0o700)
+        directory.close()

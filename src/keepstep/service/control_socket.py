@@ -16,7 +16,7 @@ import msgspec
 from keepstep.errors import EnvironmentProblem, KeepstepError, MoveNotMade, NoAnswer, UsageError
 from keepstep.records.drills import DrillRequest
 from keepstep.records.moves import MoveRequest
-from keepstep.service.run_directory import is_left, is_running, read_run
+from keepstep.service.run_directory import is_closed, is_left, is_running, not_allowed, read_run
 
 __all__ = [
     "DrillTaker",
@@ -133,8 +133,10 @@ def _ask(directory: Path, request: bytes, *, what: str, limit_s: float) -> str:
 
 
 def _unheard(directory: Path, job: str, *, what: str) -> KeepstepError:
-    """Why nobody takes a request: the run is over, or it has no controller at the moment."""
+    """Why nobody takes a request: the run is over, has no controller at the moment, or is another user's."""
     where = str(directory)
+    if is_closed(directory):
+        return not_allowed(directory)
     if not is_left(directory):
         return UsageError(
             f"run {job} is over", where=where, remedy=f"{what} needs a running job; see `keepstep report`"

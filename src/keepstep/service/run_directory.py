@@ -22,9 +22,11 @@ __all__ = [
     "TOKEN_FILE",
     "RunDirectory",
     "RunFacts",
+    "is_closed",
     "is_left",
     "is_running",
     "mount_of",
+    "not_allowed",
     "read_run",
 ]
 
@@ -142,12 +144,14 @@ class RunDirectory:
 
 
 def read_run(path: Path) -> RunFacts:
-    """What run.json of `path` says. Raises UsageError where there is no run."""
+    """What run.json of `path` says. Raises UsageError where there is no run, or this user may not read it."""
     file = path / RUN_FILE
     try:
         if file.stat().st_size > _MAX_RUN_FILE_BYTES:
             raise UsageError("run.json is too large to be one", where=str(file))
         return msgspec.json.decode(file.read_bytes(), type=RunFacts)
+    except PermissionError as error:
+        raise not_allowed(path) from error
     except OSError as error:
         raise UsageError(
             "not a run directory", where=str(path), remedy="give the DIR that `keepstep run` printed"
@@ -169,6 +173,21 @@ def is_running(path: Path) -> bool:
     finally:
         os.close(lock)
     return False
+
+
+def is_closed(path: Path) -> bool:
+    """Whether this user may not know if a process holds the directory: only whoever started the run may."""
+    lock = path / _LOCK_FILE
+    return lock.exists() and not os.access(lock, os.R_OK | os.W_OK, effective_ids=True)
+
+
+def not_allowed(path: Path) -> UsageError:
+    """What to say to another user than the one who started the run in `path`."""
+    return UsageError(
+        "this user may not read the run directory",
+        where=str(path),
+        remedy="give the command as the user who started the job, or as root",
+    )
 
 
 def is_left(path: Path) -> bool:
