@@ -115,3 +115,29 @@ def test_a_table_with_nothing_to_compare_is_a_table_all_the_same(tmp_path, conte
     assert READER.recognises(path, content.encode())
     with pytest.raises(RecordError, match=said):
         list(READER.read(path))
+
+
+@pytest.mark.parametrize("name", ["step_time", "step_time_ms"])
+@pytest.mark.parametrize("form", ["s", "ms", "us", "ns", "csv", "jsonl"])
+def test_columns_of_durations_are_times(form, name, tmp_path):
+    if form in ("csv", "jsonl"):
+        words = [(rank, step, f"0 days 00:00:{ms / 1000:09.6f}") for rank, step, ms in rows()]
+        lines = [dict(zip(("rank", "step", name), row, strict=True)) for row in words]
+        text = csv(("rank", "step", name), words) if form == "csv" else "\n".join(map(json.dumps, lines))
+        (tmp_path / f"times.{form}").write_text(text)
+    else:
+        per_s = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}[form]
+        factor = 1000 if form == "s" else 1  # in whole seconds
+        took = pa.array([round(ms / 1000 * factor * per_s) for *_, ms in rows()], type=pa.duration(form))
+        columns = {"rank": [rank for rank, *_ in rows()], "step": [step for _, step, _ in rows()], name: took}
+        pq.write_table(pa.table(columns), tmp_path / "times.parquet")
+    table = table_of(tmp_path)
+    assert len(table.seconds) == RANKS * STEPS and table.unit_known
+    assert float(table.seconds[0]) == pytest.approx(rows()[0][2] / 1000 * (1000 if form == "s" else 1), rel=0.01)
+    assert suspects_of(findings_of(tmp_path)) == [[[{"rank": 5}]]]
+
+
+def test_words_in_a_column_of_durations_are_left_out(tmp_path):
+    lines = [(rank, step, f"0 days 00:00:{ms / 1000:09.6f}" if step else "") for rank, step, ms in rows()]
+    (tmp_path / "times.csv").write_text(csv(HEADER, [*lines, (0, STEPS, "a rest of days")]))
+    assert len(table_of(tmp_path).seconds) == RANKS * (STEPS - 1)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
@@ -24,7 +25,16 @@ from keepstep.intake.column_names import Columns, meaning_of, rank_in
 from keepstep.intake.plain_json import parsed_json, several_json
 from keepstep.intake.reading import opened, whole
 
-__all__ = ["DAMAGE", "MOST_VALUES", "PARQUET", "float_of", "header_of", "is_numeric", "read_table"]
+__all__ = [
+    "DAMAGE",
+    "MOST_VALUES",
+    "PARQUET",
+    "float_of",
+    "header_of",
+    "is_duration",
+    "is_numeric",
+    "read_table",
+]
 
 MOST_VALUES = 40_000_000
 """Values of one table that are read; that there are more is said."""
@@ -40,6 +50,9 @@ _PIECE_BYTES = 1 << 20
 _LONGEST_ROW = 64 << 20
 _PARQUET_ROWS = 1 << 18
 _DELIMITERS = (",", "\t", ";", "|", " ")
+_DURATION = r"^\s*(?P<d>-?\d{1,4}) days? \+?(?P<h>\d{1,2}):(?P<m>\d{2}):(?P<s>\d{2}(?:\.\d+)?)\s*$"
+"""How pandas writes a duration in a text."""
+_SECONDS = (86_400.0, 3_600.0, 60.0, 1.0)
 
 
 def read_table(path: Path) -> tuple[pa.Table, Columns, str]:
@@ -51,7 +64,7 @@ def read_table(path: Path) -> tuple[pa.Table, Columns, str]:
     with path.open("rb") as file:
         parquet = file.read(4) == PARQUET
     try:
-        blocks = _of_parquet(path) if parquet else _of_text(path, complaints)
+        blocks = _of_parquet(path) if parquet else map(_with_durations, _of_text(path, complaints))
         first = next(blocks, None)
         if first is None:
             raise RecordError("a table without rows", where=str(path))
@@ -153,6 +166,21 @@ def _of_text(path: Path, complaints: list[str]) -> Iterator[pa.Table]:
         if not complete:
             complaints.append("The compressed file is cut off; what was readable was read.")
         yield _columns_of(_document_rows(content, path))
+
+
+def _with_durations(block: pa.Table) -> pa.Table:
+    """The block; words that are durations, as `0 days 00:00:01.5`, are of that type."""
+    for number, name in enumerate(block.column_names):
+        words = block.column(name)
+        if not pa.types.is_string(words.type) or not pc.any(pc.match_substring(words, " day")).as_py():
+            continue
+        parts = pc.extract_regex(words, pattern=_DURATION).combine_chunks().flatten()
+        seconds = [pc.multiply(pc.cast(part, pa.float64()), in_s) for part, in_s in zip(parts, _SECONDS, strict=True)]
+        total = pc.add(pc.add(seconds[0], seconds[1]), pc.add(seconds[2], seconds[3]))
+        if total.null_count < len(total):
+            nanoseconds = pc.cast(pc.round(pc.multiply(total, 1e9)), pa.int64())
+            block = block.set_column(number, name, nanoseconds.cast(pa.duration("ns")))
+    return block
 
 
 def _pieces(path: Path, complaints: list[str]) -> Iterator[bytes]:
@@ -289,9 +317,15 @@ def float_of(value: Any) -> float | None:
 
 
 def _text_columns(table: pa.Table) -> list[str]:
-    return [name for name in table.column_names if not is_numeric(table.column(name).type)]
+    kinds = {name: table.column(name).type for name in table.column_names}
+    return [name for name, kind in kinds.items() if not is_numeric(kind) and not is_duration(kind)]
 
 
 def is_numeric(kind: pa.DataType) -> bool:
     """Whether values of this type are numbers."""
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+
+
+def is_duration(kind: pa.DataType) -> bool:
+    """Whether values of this type are times that say their unit themselves."""
+    return bool(pa.types.is_duration(kind))

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from keepstep.errors import RecordError
 from keepstep.intake.column_names import Columns, is_member_name, meaning_of, phase_of, rank_in, unit_of
-from keepstep.intake.table_files import DAMAGE, PARQUET, float_of, header_of, is_numeric, read_table
+from keepstep.intake.table_files import DAMAGE, PARQUET, float_of, header_of, is_duration, is_numeric, read_table
 from keepstep.records.evidence import Evidence, Unread
 from keepstep.records.timing_table import TimingTable
 
@@ -26,6 +26,7 @@ __all__ = ["READER", "TimingReader", "without_times"]
 
 _MOST_PHASES = 64
 _LARGEST = 2**53
+_TICKS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 _LONGEST_NAME = 60
 _SHOWN = 8
 _LOOKED_AT = 20
@@ -111,8 +112,12 @@ def _is_row(line: str, width: int, *, delimiter: str) -> bool:
 
 
 def _numbers(table: pa.Table, name: str) -> np.ndarray:
-    """A column as floats, NaN where it is none."""
+    """A column as floats, NaN where it is none; durations in the unit of its name, in seconds if that has none."""
     column = table.column(name)
+    if is_duration(column.type):
+        counts = pc.cast(pc.cast(column, pa.int64()), pa.float64(), safe=False)
+        unit = _TICKS[column.type.unit] / (unit_of(name) or 1.0)
+        return np.asarray(counts.to_numpy(), dtype=np.float64) * unit
     if not is_numeric(column.type):
         column = pa.array([float_of(value) for value in column.to_pylist()], type=pa.float64())
         return np.asarray(column.to_numpy(zero_copy_only=False), dtype=np.float64)
@@ -154,6 +159,8 @@ class _Rows:
     names: tuple[str, ...] = ()
     axes: dict[str, np.ndarray] = field(default_factory=dict)
     nodes: dict[int, str] = field(default_factory=dict)
+    durations: frozenset[str] = frozenset()
+    """Columns whose values say their unit themselves."""
 
     def left_out(self, column: str, seconds: np.ndarray) -> Iterator[Unread]:
         """What is to be said of values of a column that are no times: negative, infinite, or no number at all."""
@@ -184,7 +191,7 @@ class _Rows:
             step=self.step[good].astype(np.int64),
             seconds=seconds[good] * (unit or 1.0),
             names=self.names,
-            unit_known=unit is not None,
+            unit_known=unit is not None or column in self.durations,
             coordinates={axis: values.astype(np.int64) for axis, values in axes.items()},
             nodes=self.nodes,
             path=self.path,
@@ -200,7 +207,7 @@ def _by_row(table: pa.Table, columns: Columns, *, path: str) -> Iterator[TimingT
         step = _running_number(who)
     nodes = _nodes(table, columns.host, who=who) if columns.host and not names else {}
     axes = {axis: _numbers(table, column) for axis, column in columns.axes.items()}
-    rows = _Rows(who, step, path, names, axes, nodes)
+    rows = _Rows(who, step, path, names, axes, nodes, _durations(table))
     if columns.phase is not None and columns.whole is not None:
         words, said = _encoded(table.column(columns.phase))
         seconds = _numbers(table, columns.whole)
@@ -214,6 +221,10 @@ def _by_row(table: pa.Table, columns: Columns, *, path: str) -> Iterator[TimingT
         seconds = _numbers(table, column)
         yield from rows.left_out(column, seconds)
         yield rows.timings(phase, column, seconds=seconds)
+
+
+def _durations(table: pa.Table) -> frozenset[str]:
+    return frozenset(name for name in table.column_names if is_duration(table.column(name).type))
 
 
 def _nodes(table: pa.Table, name: str, *, who: np.ndarray) -> dict[int, str]:
@@ -242,6 +253,6 @@ def _by_member(table: pa.Table, columns: Columns, *, path: str) -> Iterator[Timi
     step = _numbers(table, columns.step) if columns.step else np.arange(table.num_rows, dtype=np.float64)
     who = np.repeat(np.array(list(columns.members.values()), dtype=np.float64), table.num_rows)
     seconds = np.concatenate([_numbers(table, name) for name in columns.members])
-    rows = _Rows(who, np.tile(step, len(columns.members)), path)
+    rows = _Rows(who, np.tile(step, len(columns.members)), path, durations=_durations(table))
     yield from rows.left_out("of a member", seconds)
     yield rows.timings("step", next(iter(columns.members)), seconds=seconds)
