@@ -110,3 +110,11 @@ def test_numbers_that_no_job_has(wrong, tmp_path):
     rows = [line(0, n, 900) for n in range(10)] + [line(wrong.get("rank", 0), wrong.get("n", 3), 900)]
     (tmp_path / "one.log").write_text("\n".join(map(json.dumps, rows)))
     assert all(finding.kind in ("healthy", "undetermined") for finding in findings_of(tmp_path))
+
+
+@pytest.mark.parametrize(("size", "kind"), [(4, "undetermined"), (None, "undetermined"), (1, "healthy")])
+def test_one_rank_of_several_is_compared_with_nobody(size, kind, tmp_path):
+    (tmp_path / "h-pid2.log").write_text("\n".join(json.dumps(line(0, n, 900, size=size)) for n in range(40)))
+    (finding,) = findings_of(tmp_path)
+    assert (finding.kind, finding.suspects) == (kind, ())
+    assert kind == "healthy" or ("only rank 0" in finding.evidence[0] and "other ranks" in finding.next_probe)

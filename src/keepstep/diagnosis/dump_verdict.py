@@ -8,7 +8,7 @@ import msgspec
 
 from keepstep.diagnosis.group_progress import WORLD
 from keepstep.diagnosis.hang_words import listed
-from keepstep.diagnosis.inspected import diagnose_inspected, inspected_progress
+from keepstep.diagnosis.inspected import diagnose_inspected, inspected_progress, lone_finding
 from keepstep.diagnosis.roll_call import diagnose_reporters, unclear_finding
 from keepstep.diagnosis.same_process import Remembered, are_of_two, are_of_two_starts
 from keepstep.diagnosis.stragglers import diagnose_tables
@@ -44,9 +44,9 @@ def diagnose_dumps(evidence: Iterable[Evidence]) -> tuple[Finding, ...]:
     places = [item for item in everything if isinstance(item, Place)]
     reporters = [item for item in everything if isinstance(item, Reporter)]
     records = [item for item in everything if isinstance(item, CollectiveRecord)]
-    groups = [item for item in everything if isinstance(item, GroupProgress)] + list(
-        inspected_progress(records, torn={one.path for one in reporters if one.state == "truncated"})
-    )
+    reported = [item for item in everything if isinstance(item, GroupProgress)]
+    torn = {one.path for one in reporters if one.state == "truncated"}
+    groups = [*reported, *inspected_progress(records, torn=torn)]
     transfers = [item for item in everything if isinstance(item, Transfer | TransferCount)]
     called = diagnose_reporters(reporters, places)
     hangs = list(_hangs(groups, transfers, reporters=reporters, places=places, given=given))
@@ -58,7 +58,10 @@ def diagnose_dumps(evidence: Iterable[Evidence]) -> tuple[Finding, ...]:
         return (unclear,)
     if not wrong and (groups or reporters):
         inspected = {record.path for record in records if record.duration_s is not None}
-        return (_fine(groups, [one for one in reporters if one.path not in inspected]), *slow)
+        others = [one for one in reporters if one.path not in inspected]
+        if not reported and not others and not slow and (lone := lone_finding(records)) is not None:
+            return (lone,)
+        return (_fine(groups, others), *slow)
     return tuple(wrong or findings[:1])
 
 

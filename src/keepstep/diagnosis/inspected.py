@@ -15,7 +15,7 @@ from keepstep.records.evidence import CollectiveRecord, GroupProgress, Position
 from keepstep.records.finding import Finding, Suspect
 from keepstep.records.timing_table import TimingTable
 
-__all__ = ["diagnose_inspected", "inspected_progress"]
+__all__ = ["diagnose_inspected", "inspected_progress", "lone_finding"]
 
 _FEWEST = 8
 """Collectives of a kind that are compared."""
@@ -53,6 +53,30 @@ def diagnose_inspected(records: Iterable[CollectiveRecord]) -> tuple[Finding, ..
                 evidence = (f"communicator {group}, {op}, {len(members)} ranks", *finding.evidence)
                 found[finding.suspects] = _with_evidence(finding, evidence)
     return tuple(found.values()) or tuple(_slow_communicators(series))
+
+
+def lone_finding(records: Iterable[CollectiveRecord]) -> Finding | None:
+    """That nothing can be compared: of no communicator of several ranks are there records of two."""
+    heard: dict[str, set[int]] = defaultdict(set)
+    sizes: dict[str, int] = {}
+    for record in records:
+        if record.duration_s is not None and len(record.ranks) != 1:
+            heard[record.group].add(record.rank)
+            sizes[record.group] = max(sizes.get(record.group, 0), len(record.ranks))
+    if not heard or any(len(ranks) > 1 for ranks in heard.values()):
+        return None
+    group = max(sizes, key=lambda name: sizes[name])
+    (rank,), size = heard[group], sizes[group]
+    whole = f" of {size}" if size else ""
+    return Finding(
+        kind="undetermined",
+        confidence=0.2,
+        evidence=(
+            f"only rank {rank}{whole} of communicator {group} is here: its times say nothing "
+            "without those of the others",
+        ),
+        next_probe="NCCL Inspector output of the other ranks",
+    )
 
 
 def _with_evidence(finding: Finding, evidence: tuple[str, ...]) -> Finding:
