@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from keepstep.diagnosis.early_end import early_end, early_end_finding, with_early_end
 from keepstep.diagnosis.hang_words import listed
 from keepstep.diagnosis.log_case import LogCase, quotation, words
 from keepstep.diagnosis.log_phases import Activity, activity_of, claimed_activity, unfinished_bars
@@ -26,6 +27,8 @@ def hang_findings(case: LogCase) -> list[Finding]:
     report = hang_report(case)
     if report.named_missing:
         found = [_named(case, report)]
+    elif (early := early_end(case, report.waiting)) is not None:
+        found = [early_end_finding(early, report.waiting, speakers=case.speakers())]
     elif case.has("training_ended") and (late := _called_too_many(case, report)):
         return [late]
     else:
@@ -227,7 +230,13 @@ def _prepares(activity: Activity, waiting: list[int], *, others: list[int], evid
 def _explained(case: LogCase, finding: Finding, *, report: HangReport) -> Finding:
     """A rank that did not come, with what its own lines say it did instead."""
     ranks = [suspect.rank for group in finding.suspects for suspect in group if suspect.rank is not None]
-    if finding.kind != "noncommunication_hang" or finding.layer != "undetermined" or not ranks:
+    silent = finding.kind == "reporter_silent"
+    if not (silent or finding.kind == "noncommunication_hang") or finding.layer != "undetermined" or not ranks:
+        return finding
+    early = early_end(case, finding.victims)
+    if early is not None and early.ends.keys() == set(ranks):
+        return with_early_end(finding, early)
+    if silent:
         return finding
     by_stack = {stack.rank: stack_layer(stack) for stack in main_threads(case.stacks) if stack.rank in ranks}
     layers = {layer for layer in by_stack.values() if layer != "undetermined"}

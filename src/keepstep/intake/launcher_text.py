@@ -45,6 +45,12 @@ def _ended(_: str, fields: dict[str, str]) -> dict[str, str]:
 
 LAUNCHER_PATTERNS: tuple[Pattern, ...] = (
     pattern(
+        "process_done",
+        "code 0|code: 0|code=0|status 0|status: 0|status=0",
+        expression=r"(?<!local )\b(?:rank|worker|trainer)\W{0,2}(?P<rank>\d{1,6})\b[^\n\d]{0,60}?"
+        r"\b(?:exit(?:ed|s)?|ended|finished)\b[^\n\d]{0,30}\b(?:code|status)\W{0,3}0\b(?![.\d])",
+    ),
+    pattern(
         "process_ended",
         "exitcode|exit code|exited|killed|aborted|segmentation|terminated|out of memory|return code",
         expression=r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<local_rank>\d+) \(pid: (?P<victim>\d+)\)"

@@ -32,6 +32,11 @@ def _init(_: str, fields: dict[str, str]) -> dict[str, str] | None:
 
 NCCL_PATTERNS: tuple[Pattern, ...] = (
     pattern(
+        "process_done",
+        "destroy complete",
+        expression=r"comm 0x[0-9a-f]+ rank (?P<rank>\d+) nranks (?P<nranks>\d+).{0,100}- Destroy COMPLETE",
+    ),
+    pattern(
         "nccl_init",
         "init start|init complete|commid",
         expression=r"comm (?P<comm>0x[0-9a-f]+) rank (?P<rank>\d+) n[Rr]anks (?P<nranks>\d+)(?P<rest>.{0,300})",

@@ -63,6 +63,12 @@ _CODES = "RemoteError|SystemError|InternalError|UnhandledCudaError|InvalidUsage|
 
 WATCHDOG_PATTERNS: tuple[Pattern, ...] = (
     pattern(
+        "process_done",
+        "not been destroyed|destroy_process_group() was not called",
+        expression=r"process group has NOT been destroyed before"
+        r"|destroy_process_group\(\) was not called before program exit",
+    ),
+    pattern(
         "watchdog_timeout",
         "before timing out",
         expression=r"Work(?P<library>[A-Z]\w*)\((?P<work>.*?)\)?\s+ran for (?P<ran_ms>\d+) milliseconds",

@@ -29,7 +29,7 @@ from keepstep.records.finding import Finding, Suspect
 from keepstep.records.finding_words import ranks_of
 from keepstep.records.timing_table import TimingTable
 from keepstep.service.diagnosis_inputs import find_inputs
-from keepstep.service.run_evidence import RING_READER, findings_of_run, in_its_moment, judged_moments
+from keepstep.service.run_evidence import RING_READER, ended_alone, findings_of_run, in_its_moment, judged_moments
 
 __all__ = ["READERS", "Diagnosis", "as_json", "diagnose_paths"]
 
@@ -86,6 +86,7 @@ def diagnose_paths(paths: list[Path], *, tell: _Tell = lambda _: None) -> Diagno
         if not unread:
             gathered.read.append((str(directory), "keepstep run directory"))
         gathered.leave_out(judged_moments(directory))
+        gathered.events += ended_alone(directory)
     if not gathered.read:
         raise RecordError(
             f"nothing could be read: {gathered.unread[0].why}" if gathered.unread else "nothing could be read",

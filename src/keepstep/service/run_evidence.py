@@ -8,18 +8,19 @@ from pathlib import Path
 import msgspec
 
 from keepstep.errors import KeepstepError
-from keepstep.records.events import Event
-from keepstep.records.evidence import Evidence, GroupProgress, Position, Transfer, TransferCount, Unread
+from keepstep.records.events import Event, FactRecord
+from keepstep.records.evidence import Evidence, GroupProgress, LogEvent, Position, Transfer, TransferCount, Unread
 from keepstep.records.finding import Finding, Suspect
 from keepstep.records.incident import PHASES, Incident
 from keepstep.records.lifecycle import JobEnded, JobStarted, StepProgress
+from keepstep.records.messages import MemberExited, MemberStarted
 from keepstep.records.ring import GroupState, decode_ring
 from keepstep.service.bundles import BUNDLES_FOLDER, FINDING_FILE
 from keepstep.service.ring_archive import INCIDENTS_FOLDER
 from keepstep.service.run_directory import is_running
-from keepstep.store.journal import read_journal
+from keepstep.store.journal import JOURNAL_NAME, read_journal
 
-__all__ = ["RING_READER", "RingReader", "findings_of_run", "in_its_moment", "judged_moments"]
+__all__ = ["RING_READER", "RingReader", "ended_alone", "findings_of_run", "in_its_moment", "judged_moments"]
 
 _LARGEST_RING = 1 << 30
 _HEADER_BYTES = 8192
@@ -67,6 +68,26 @@ def judged_moments(directory: Path) -> list[str]:
         elif isinstance(event, Finding) and event.number and event.suspects:
             found.append(str(directory / BUNDLES_FOLDER / str(event.number)))
     return list(dict.fromkeys(found))
+
+
+def ended_alone(directory: Path) -> list[LogEvent]:
+    """For each rank of a script without keepstep's lines whose process ended with code 0, as its newest one: that it
+    did. None where all ranks did."""
+    try:
+        events, _ = read_journal(directory)
+    except KeepstepError:
+        return []
+    newest: dict[int, LogEvent | None] = {}
+    for number, event in enumerate(events, 1):
+        fact = event.fact if isinstance(event, FactRecord) else None
+        if isinstance(fact, MemberStarted) and fact.rank >= 0:
+            newest[fact.rank] = None
+        elif isinstance(fact, MemberExited) and not (fact.code or fact.signal or fact.protected or fact.rank < 0):
+            said = f"rank {fact.rank} ({fact.member}) exited with code 0"
+            where = str(directory / JOURNAL_NAME)
+            newest[fact.rank] = LogEvent(kind="process_done", path=where, line=number, text=said, rank=fact.rank)
+    done = [event for event in newest.values() if event is not None]
+    return done if len(done) < len(newest) else []
 
 
 def _written(events: Iterable[Event]) -> list[Finding]:
