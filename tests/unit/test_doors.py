@@ -6,10 +6,12 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from silent_port import silent_port
 
 from keepstep.errors import Fenced, GroupAborted, HelloCut, PeerLost
 from keepstep.records.messages import Address
@@ -172,6 +174,17 @@ def test_an_interrupt_ends_a_parked_call_and_the_host_sees_no_connection(desk: t
     assert call(doors)[0] is Verdict.WELCOME  # the doors still work
     assert host.news.acquire(timeout=10)
     assert [greeting for greeting, _, _ in host.got] == [caller()]
+
+
+def test_an_interrupt_ends_a_call_that_nobody_answers() -> None:
+    interrupt_fd = os.eventfd(0)
+    with silent_port() as port, ThreadPoolExecutor(1) as pool:
+        other = Address("b", "node2", "nowhere", "127.0.0.1", port)
+        calling = pool.submit(connect_address, own("node1"), other, timeout_s=60, interrupt_fd=interrupt_fd)
+        os.eventfd_write(interrupt_fd, 1)
+        with pytest.raises(GroupAborted):
+            calling.result(timeout=30)
+    os.close(interrupt_fd)
 
 
 def test_a_welcome_caller_that_hangs_up_is_withdrawn(desk: tuple[Desk, Doors]) -> None:

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from silent_port import silent_port
 
 from keepstep.errors import Fenced, PeerLost
 from keepstep.records.messages import Address
@@ -109,6 +110,25 @@ def test_a_poisoned_member_does_not_wait(worlds: Callable[..., World]) -> None:
         assert waiting.result(timeout=10) is False
     assert first.mode is Mode.POISONED
     assert first.agreement() is False
+
+
+def test_a_new_generation_does_not_wait_for_a_call_that_nobody_answers(worlds: Callable[..., World]) -> None:
+    """The host of a member is off, and others are calling it: they call its successor at once."""
+    world = worlds("ab")
+    first = world.fabrics[0]
+    with silent_port() as port, ThreadPoolExecutor(2) as pool:
+        first.directory.replace({**world.roster, 1: Address("m1", "b", "", "127.0.0.1", port)})
+        first.start_watch()
+        waiting = [pool.submit(fabric.agreement) for fabric in world.fabrics]
+        until(lambda: bool(first._links._dialing))
+        for fabric in world.fabrics:
+            fabric.poison()
+        assert [one.result(timeout=30) for one in waiting] == [False, False]
+        world.install(2)
+        agreed = [pool.submit(fabric.agreement) for fabric in world.fabrics]
+        assert [one.result(timeout=30) for one in agreed] == [True, True]
+        until(lambda: ("watch", -1, 1) in first.inodes())
+    assert world.lost == []
 
 
 def test_a_local_member_never_agrees(worlds: Callable[..., World]) -> None:

@@ -30,7 +30,7 @@ class Identity(NamedTuple):
 
 class Errand(NamedTuple):
     """What a call is for: the `kind` of its greeting, the generation it belongs to, the source ports it may leave from
-    (empty: any), how long it may take, and the descriptor that cuts it short when it becomes readable."""
+    (empty: any), how long it may take, and the descriptor that cuts it short when it becomes readable (-1: none)."""
 
     kind: str
     generation: int
@@ -59,7 +59,7 @@ def again(call: Callable[[], _Made]) -> _Made:
 
 
 def _dial_once(own: Identity, address: Address, *, key: LinkKey, errand: Errand) -> Arrived | None:
-    sock = connect_address(own.address, address, timeout_s=errand.timeout_s, ports=errand.ports)
+    sock = _connected(own, address, errand=errand)
     shared = sock.family == socket.AF_UNIX
     memory_fd = -1
     verdict = None
@@ -91,16 +91,22 @@ def _dial_once(own: Identity, address: Address, *, key: LinkKey, errand: Errand)
     return Arrived(sock, memory_fd) if verdict == Verdict.WELCOME else None
 
 
+def _connected(own: Identity, address: Address, *, errand: Errand) -> socket.socket:
+    return connect_address(
+        own.address, address, timeout_s=errand.timeout_s, ports=errand.ports, interrupt_fd=errand.interrupt_fd
+    )
+
+
 def dial_member(own: Identity, address: Address, *, errand: Errand) -> socket.socket:
     """A connection of the errand's kind to the member at `address`, which must serve it. Raises PeerLost or Fenced."""
     return again(lambda: _dial_member_once(own, address, errand=errand))
 
 
 def _dial_member_once(own: Identity, address: Address, *, errand: Errand) -> socket.socket:
-    sock = connect_address(own.address, address, timeout_s=errand.timeout_s, ports=errand.ports)
+    sock = _connected(own, address, errand=errand)
     greeting = Greeting(errand.kind, own.address.member, own.rank, address.member, errand.generation)
     try:
-        verdict = greet(sock, greeting, secret=own.secret, timeout_s=errand.timeout_s)
+        verdict = greet(sock, greeting, secret=own.secret, timeout_s=errand.timeout_s, interrupt_fd=errand.interrupt_fd)
         if verdict != Verdict.WELCOME:
             raise PeerLost(f"{address.member} did not take the connection", where=address.node)
     except (TransportError, MembershipError, OSError) as error:

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from keepstep.errors import Fenced, MembershipError, TransportError
+from keepstep.errors import Fenced, GroupAborted, MembershipError, TransportError
 from keepstep.records.messages import Address
 from keepstep.records.ring import SpanKind
 from keepstep.training.authentication import Greeting, Verdict
@@ -339,9 +339,15 @@ class Fabric:
         return self._dial(address, kind, generation=max(generation, self.generation), timeout_s=timeout_s)
 
     def _dial(
-        self, address: Address, kind: str, *, generation: int, timeout_s: float = _DIAL_TIMEOUT_S
+        self,
+        address: Address,
+        kind: str,
+        *,
+        generation: int,
+        timeout_s: float = _DIAL_TIMEOUT_S,
+        interrupt_fd: int = -1,
     ) -> socket.socket:
-        errand = Errand(kind, generation, (), timeout_s, -1)
+        errand = Errand(kind, generation, (), timeout_s, interrupt_fd)
         return dial_member(Identity(self.address, self.rank, self._secret), address, errand=errand)
 
     def _call_watch(self, rank: int) -> None:
@@ -350,13 +356,14 @@ class Fabric:
             generation, voided = self.generation, self._voided[rank]
             try:
                 address = self.directory.resolve(rank, _DIAL_TIMEOUT_S)
-                sock = self._dial(address, "watch", generation=generation)
+                sock = self._dial(address, "watch", generation=generation, interrupt_fd=self._links.interrupt_fd)
             except (TransportError, MembershipError) as error:
-                if self.generation != generation:
-                    continue
                 with self._lock:
+                    if self.generation != generation:
+                        continue
                     self._calling.discard(rank)
-                self._gone(-1 if isinstance(error, Fenced) else rank, generation)
+                if not isinstance(error, GroupAborted):  # the next generation calls again
+                    self._gone(-1 if isinstance(error, Fenced) else rank, generation)
                 return
             with self._lock:
                 if self._voided[rank] == voided and self.directory.admits(rank, address.member):

@@ -73,7 +73,7 @@ class Channel:
 
 class Links:
     """All links of this member. `lost(rank, generation)` is called from a dialing thread for a peer that cannot be
-    reached, with rank -1 where this member itself was refused."""
+    reached, with rank -1 where this member itself was refused. `interrupt_fd` is readable while no call is to wait."""
 
     def __init__(
         self, domain: Domain, identity: Identity, *, directory: Directory, lost: Callable[[int, int], None]
@@ -88,7 +88,7 @@ class Links:
         self._dialing: set[LinkKey] = set()
         self._voided: Counter[int] = Counter()  # by rank: how often its links were made void
         self._expected: set[LinkKey] = set()
-        self._interrupt_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.interrupt_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._closings: dict[str, int] = {}
         self._pause = threading.Event()
         self._closed = False
@@ -204,17 +204,17 @@ class Links:
 
     def _call(self, address: Address, key: LinkKey, *, generation: int) -> Arrived | None:
         ports = self.paths.source_ports(key.peer) if _planned(key.group, key.lane) else ()
-        errand = Errand("link", generation, ports, _DIAL_TIMEOUT_S, self._interrupt_fd)
+        errand = Errand("link", generation, ports, _DIAL_TIMEOUT_S, self.interrupt_fd)
         return dial_link(self._identity, address, key=key, errand=errand)
 
     def _call_path(self, key: LinkKey, number: int) -> Arrived:
         ports = self.paths.source_ports(key.peer)
-        errand = Errand(f"path {number}", self._domain.generation, ports, _PATH_TIMEOUT_S, self._interrupt_fd)
+        errand = Errand(f"path {number}", self._domain.generation, ports, _PATH_TIMEOUT_S, self.interrupt_fd)
         address = self._directory.resolve(key.peer, _DIAL_TIMEOUT_S)
         return _certain(dial_link(self._identity, address, key=key, errand=errand))
 
     def _call_joiner(self, key: LinkKey, number: int) -> Arrived:
-        errand = Errand(f"move {number}", self._domain.generation, (), _DIAL_TIMEOUT_S, self._interrupt_fd)
+        errand = Errand(f"move {number}", self._domain.generation, (), _DIAL_TIMEOUT_S, self.interrupt_fd)
         return _certain(dial_link(self._identity, self._joiners[key.peer], key=key, errand=errand))
 
     def _attach(self, channel: Channel, rank: int, *, arrived: Arrived, creator: bool) -> None:
@@ -333,13 +333,13 @@ class Links:
     def interrupt(self) -> None:
         """Ends all calls that wait for an answer; from any thread."""
         with contextlib.suppress(BlockingIOError):
-            os.eventfd_write(self._interrupt_fd, 1)
+            os.eventfd_write(self.interrupt_fd, 1)
 
     def resume(self, changed: frozenset[int]) -> None:
         """Drops links to the global ranks `changed` and lets calls be made again."""
         with self._lock:
             with contextlib.suppress(BlockingIOError):
-                os.eventfd_read(self._interrupt_fd)
+                os.eventfd_read(self.interrupt_fd)
             self._voided.update(changed)
             self.paths.drop()
             self.moves.drop()
