@@ -202,6 +202,16 @@ def test_a_connection_that_breaks_is_made_again(world: World, private: PrivateSe
     assert reader.calls == 3
 
 
+def test_a_connection_over_a_way_that_swallows_breaks_in_time(world: World, private: PrivateSender) -> None:
+    """Else the kernel would try for a quarter of an hour, and the holder would know nothing new meanwhile."""
+    reader = Reader()
+    reader.open.set()
+    world.fabrics[1].serve("private", reader)
+    tell_until(private, lambda: bool(reader.seen), first=0)
+    assert private._sock is not None
+    assert 0 < private._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) <= 30_000
+
+
 def test_a_holder_that_did_not_answer_is_called_again(
     world: World, private: PrivateSender, monkeypatch: pytest.MonkeyPatch
 ) -> None:

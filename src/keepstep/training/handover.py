@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import threading
 from collections.abc import Sequence
 
 from keepstep.errors import MembershipError, TransportError
@@ -20,6 +21,7 @@ from keepstep.training.transfer import SourcesLost, StateServer, fetch
 __all__ = ["Handover"]
 
 _DIAL_TIMEOUT_S = 5.0  # a frozen source must not hold the joiner up
+_LATE_S = 0.5
 _log = logging.getLogger("keepstep")
 
 
@@ -69,13 +71,47 @@ class Handover:
         self._link.say(Fetched(order.generation, order.version, order.digest, got.bytes_moved))
 
     def _dial(self, order: Fetch) -> dict[int, socket.socket]:
-        sources: dict[int, socket.socket] = {}
+        """Connections to the sources, all called at once: the way to one of them may swallow what it is given."""
+        calls = _Calls(len(order.sources))
         for rank in order.sources:
-            address: Address = order.roster[rank]
-            try:
-                sources[rank] = self._fabric.dial(
-                    address, "state", timeout_s=_DIAL_TIMEOUT_S, generation=order.generation
-                )
-            except (TransportError, MembershipError, OSError) as error:
-                _log.warning("state source rank %d does not answer: %s", rank, error)
-        return sources
+            threading.Thread(
+                target=self._call, args=(rank, calls), kwargs={"order": order}, name=f"state-{rank}", daemon=True
+            ).start()
+        return calls.answered()
+
+    def _call(self, rank: int, calls: _Calls, *, order: Fetch) -> None:
+        sock = None
+        address: Address = order.roster[rank]
+        try:
+            sock = self._fabric.dial(address, "state", timeout_s=_DIAL_TIMEOUT_S, generation=order.generation)
+        except (TransportError, MembershipError, OSError) as error:
+            _log.warning("state source rank %d does not answer: %s", rank, error)
+        calls.ended(rank, sock)
+
+
+class _Calls:
+    """So many calls that are under way at once."""
+
+    def __init__(self, count: int) -> None:
+        self._change = threading.Condition()
+        self._left = count
+        self._socks: dict[int, socket.socket] = {}
+        self._over = False
+
+    def ended(self, rank: int, sock: socket.socket | None) -> None:
+        """A call has got through, or has not; one that comes too late is hung up."""
+        with self._change:
+            self._left -= 1
+            if sock is not None and self._over:
+                sock.close()
+            elif sock is not None:
+                self._socks[rank] = sock
+            self._change.notify_all()
+
+    def answered(self) -> dict[int, socket.socket]:
+        """The connections by rank. Once there is one, the others have a moment left."""
+        with self._change:
+            self._change.wait_for(lambda: bool(self._socks) or not self._left)
+            self._change.wait_for(lambda: not self._left, _LATE_S)
+            self._over = True
+            return self._socks

@@ -26,6 +26,7 @@ __all__ = ["MirrorSender", "PrivateSender"]
 _DIAL_TIMEOUT_S = 5.0
 _AGAIN_S = 0.2
 _BACK_OFF_S = 1.0
+_LOST_MS = 10_000
 _LOOK_S = 0.0005
 _LOOKS = 8
 _NOBODY = (-1, -1)
@@ -168,7 +169,8 @@ def _repeat(one: Callable[[], bool]) -> None:
 
 class PrivateSender:
     """Tells the holder, where that is on another node, what only this rank knows: from the training thread, and never
-    waiting for it. What does not go through at once is left out; a connection that breaks is made again."""
+    waiting for it. What does not go through at once is left out; a connection that breaks, or takes nothing for ten
+    seconds, is made again."""
 
     def __init__(self, fabric: Fabric, *, place: Callable[[], int]) -> None:
         self._fabric = fabric
@@ -225,6 +227,7 @@ class PrivateSender:
             near = address.node == self._fabric.address.node
             if not near:  # on this node the agent's memory outlives the process; that of the node nobody does
                 sock = self._fabric.dial(address, "private", timeout_s=_DIAL_TIMEOUT_S)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _LOST_MS)
         except (TransportError, MembershipError, OSError) as error:
             _log.debug("the holder of what only this rank knows does not answer: %s", error)
             self._stop.wait(_BACK_OFF_S)
