@@ -18,7 +18,7 @@ from keepstep.training.doors import Doors
 from keepstep.training.fabric import Fabric, Place
 from keepstep.training.paths import PathPlan, Paths, ends
 from keepstep.training.plane import Call, Element, Lane, Op, Reduction, Status
-from keepstep.training.spares import Arrived, LinkKey
+from keepstep.training.spares import Arrived, LinkKey, Spares
 
 RANKS = (0, 1, 2, 3)
 
@@ -211,6 +211,21 @@ def test_a_link_that_arrives_before_its_plan_waits_for_it(ring: Ring) -> None:
     for rank in (1, 2, 3):
         ring.fabrics[rank].prepare_paths(plans[rank], ready=lambda why: told.release())
     assert all(told.acquire(timeout=10) for _ in range(3))
+
+
+def test_a_link_that_came_early_for_a_newer_plan_stays_while_an_older_one_is_made() -> None:
+    key = LinkKey("g", 0, 1)
+    early, older = socket.socketpair()
+    spares = Spares(lambda asked, number: Arrived(older))
+    said: list[str] = []
+    spares.arrived(key, 2, arrived=Arrived(early))
+    spares.expect(1, [key], dial=[], ready=said.append)
+    spares.arrived(key, 1, arrived=Arrived(older))
+    assert (said, older.fileno()) == ([], -1)
+    spares.expect(2, [key], dial=[], ready=said.append)
+    assert said == [""]
+    assert spares.take(2) == {key: Arrived(early)}
+    early.close()
 
 
 def test_a_change_of_members_voids_what_was_prepared(ring: Ring) -> None:

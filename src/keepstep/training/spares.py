@@ -66,9 +66,10 @@ class Spares:
         self, number: int, missing: Iterable[LinkKey], *, dial: Iterable[LinkKey], ready: Callable[[str], None]
     ) -> None:
         """Change `number` needs the links `missing`; those in `dial` are called from here. `ready("")` is called once
-        all is there, `ready(why)` if that cannot be; both possibly before this returns, and from other threads."""
+        all is there, `ready(why)` if that cannot be; both possibly before this returns, and from other threads. What
+        came for a newer change stays."""
         with self._lock:
-            old = {key: spare for key, spare in self._kept.items() if spare[0] != number}
+            old = {key: spare for key, spare in self._kept.items() if spare[0] < number}
             for key in old:
                 del self._kept[key]
             self.number, self._missing, self._ready = number, set(missing), ready
@@ -110,8 +111,13 @@ class Spares:
             arrived.discard()
 
     def _keep(self, key: LinkKey, number: int, *, arrived: Arrived) -> None:
-        if key in self._kept:
-            self._kept[key][1].discard()
+        """With the lock held: of two links the one for the newer change stays."""
+        kept = self._kept.get(key)
+        if kept is not None and kept[0] > number:
+            arrived.discard()
+            return
+        if kept is not None:
+            kept[1].discard()
         self._kept[key] = number, arrived
 
     def _dial(self, number: int, key: LinkKey) -> None:
