@@ -174,6 +174,37 @@ def test_an_agent_comes_back_to_the_next_controller_with_what_was_missed():
     run(work())
 
 
+def test_an_agent_calls_again_where_nothing_comes_through_and_nobody_is_lost():
+    """Neither side has seen the end of the first link; only the process that has it may call again."""
+
+    async def work() -> None:
+        registry = Registry()
+        shell = served(registry, "one")
+        agent = FakeAgent(registry, "n1")
+        await agent.say(Enlist("n1", "one", __version__, -1, "first"))
+        await agent.hear()
+        await agent.peer.send(Envelope("n1", "", AgentHello("n1", 1, 0, __version__), 1))
+        start = await agent.hear()
+        for name in ("", "other"):
+            stranger = FakeAgent(registry, "n1")
+            await stranger.say(Enlist("n1", "one", __version__, 0, name))
+            answer = await stranger.hear()
+            assert isinstance(answer, Stop) and "given up" in answer.why
+            await stranger.leave()
+        again = FakeAgent(registry, "n1")
+        await again.say(Enlist("n1", "one", __version__, 0, "first"))
+        assert (await again.hear()).facts == 1
+        assert await again.hear() == start
+        await asyncio.wait({agent.attending})
+        assert not shell.state.nodes[0].gone
+        await again.peer.send(Envelope("n1", start.member, MemberExited(start.member, 0, 0, 0, protected=False), 2))
+        await asyncio.wait_for(shell.done.wait(), LIMIT_S)
+        assert shell.state.exit_code == 0
+        await again.leave()
+
+    run(work())
+
+
 def test_agents_that_stay_away_are_lost_and_strangers_are_refused():
     async def work() -> None:
         registry = Registry()

@@ -219,6 +219,44 @@ def test_the_token_never_travels() -> None:
     run(scene())
 
 
+def test_a_link_answers_while_it_stands(on_pair: Any) -> None:
+    async def scene(controller: RemotePeer, agent: RemotePeer) -> None:
+        assert await agent.answers(LIMIT_S) and await controller.answers(LIMIT_S)
+        await controller.close()
+        assert not await agent.answers(LIMIT_S)
+
+    on_pair(scene)
+
+
+def test_a_way_that_swallows_gives_no_answer_though_the_link_stands() -> None:
+    async def scene() -> None:
+        swallows = asyncio.Event()
+
+        async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            there_reader, there_writer = await asyncio.open_connection("127.0.0.1", server.port)
+
+            async def pass_on(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+                while data := await source.read(65536):
+                    if not swallows.is_set():
+                        sink.write(data)
+                sink.close()
+
+            await asyncio.gather(pass_on(reader, there_writer), pass_on(there_reader, writer))
+
+        server = await serve_remote("127.0.0.1", 0, token=TOKEN, on_peer=ignore)
+        way = await asyncio.start_server(listen, "127.0.0.1", 0)
+        agent = await connect_remote(f"127.0.0.1:{way.sockets[0].getsockname()[1]}", token=TOKEN)
+        assert await agent.answers(LIMIT_S)
+        swallows.set()
+        assert not await agent.answers(0.1)
+        assert not agent.closed
+        await agent.close()
+        way.close()
+        await server.close()
+
+    run(scene())
+
+
 def test_a_frame_without_its_seal_ends_the_link() -> None:
     async def scene() -> None:
         ended: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()

@@ -10,13 +10,15 @@ __all__ = ["Assignment", "Enlist"]
 class Enlist(msgspec.Struct, frozen=True, tag_field="kind", tag=True):
     """First word of an agent on another node: it offers itself to `job` ("": the only one). Answer: `Assignment`.
 
-    `orders` is the number of the last order that it got from an earlier controller of the job (-1: it is new).
+    `orders` is the number of the last order that it got over an earlier link (-1: it is new). `agent` names the
+    process: only the one that has a link may take another in its place.
     """
 
     node: str
     job: str
     keepstep_version: str
     orders: int = -1
+    agent: str = ""
 
 
 class Assignment(msgspec.Struct, frozen=True, tag_field="kind", tag=True):

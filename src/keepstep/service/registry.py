@@ -13,6 +13,7 @@ from keepstep.errors import KeepstepError, MembershipError, PeerLost, TransportE
 from keepstep.records.canary import canary_steps, name_without_canary
 from keepstep.records.domain_messages import NodeLost
 from keepstep.records.messages import Assignment, Enlist, Fact, Message, StartFailed, StartMember, Stop
+from keepstep.service.background import background
 from keepstep.service.controller import JobShell
 from keepstep.store.remote_peer import Envelope, RemotePeer
 
@@ -23,12 +24,14 @@ _ENLIST_S = 10.0
 
 class _Served(msgspec.Struct):
     """A job, what its agents are told to run, the link to each by node, and the nodes whose agents are to come back
-    to this controller. `outside` wait for the end of a canary that has its nodes."""
+    to this controller. `agents` names the process at the other end of each link. `outside` wait for the end of a canary
+    that has its nodes."""
 
     shell: JobShell
     assignment: Assignment
     links: dict[str, RemotePeer]
     awaited: set[str]
+    agents: dict[str, str] = {}
     outside: list[RemotePeer] = []
 
 
@@ -39,6 +42,7 @@ class Registry:
         """No job yet."""
         self._jobs: dict[str, _Served] = {}
         self._canaries: dict[str, Stop] = {}
+        self._left: set[asyncio.Task[None]] = set()
 
     def add(self, shell: JobShell, assignment: Assignment) -> frozenset[str]:
         """Serve one more job. Of one that was taken over, the agents of the returned nodes are to come back; nodes that
@@ -62,7 +66,8 @@ class Registry:
                 served.shell.feed(StartFailed(order.member, order.rank, "its agent is gone"), node=directed.node)
 
     async def attend(self, peer: RemotePeer) -> None:
-        """Serve one agent until it leaves; its members are lost then."""
+        """Serve one agent until it leaves; its members are lost then. Where nothing comes through to it any more, it
+        calls again, by chance over another way; the link that it left ends then, and nobody is lost."""
         try:
             envelope = await asyncio.wait_for(peer.receive(), _ENLIST_S)
             served, node = self._enlist(envelope)
@@ -72,10 +77,10 @@ class Registry:
             with contextlib.suppress(PeerLost):
                 await peer.send(Envelope("", "", Stop(0, error.exit_code, str(error))))
             return
-        if node not in served.awaited and _has_its_nodes(served):
+        if node not in served.awaited and node not in served.links and _has_its_nodes(served):
             await _keep_outside(served, peer)
             return
-        served.links[node] = peer
+        self._take(served, envelope.message, peer=peer)
         try:
             self._welcome(served, envelope.message, peer=peer)
             while True:
@@ -84,10 +89,21 @@ class Registry:
                     raise PeerLost("an agent gave an order", where=peer.where)
                 served.shell.feed(envelope.message, node=node, member=envelope.member, number=envelope.number)
         finally:
-            del served.links[node]
-            _lose_node(served.shell, node, why=f"the link to its agent at {peer.where} ended")
-            if not _has_its_nodes(served):
-                _call_in(served)
+            if served.links.get(node) is peer:
+                del served.links[node]
+                _lose_node(served.shell, node, why=f"the link to its agent at {peer.where} ended")
+                if not _has_its_nodes(served):
+                    _call_in(served)
+
+    def _take(self, served: _Served, enlist: Message, *, peer: RemotePeer) -> None:
+        """From here on this is the link to the node; one that its agent left ends."""
+        assert isinstance(enlist, Enlist)
+        old = served.links.get(enlist.node)
+        served.links[enlist.node], served.agents[enlist.node] = peer, enlist.agent
+        if old is not None:
+            task = background(old.close())
+            self._left.add(task)
+            task.add_done_callback(self._left.discard)
 
     def _welcome(self, served: _Served, enlist: Message, *, peer: RemotePeer) -> None:
         """Tell an agent what to run; one that comes back gets what it missed, and hears which of its facts are here."""
@@ -134,7 +150,8 @@ class Registry:
             known = ", ".join(self._jobs) or "none"
             raise UsageError(f"no job {fact.job!r} here", remedy=f"give --job, one of: {known}")
         served = self._jobs[name]
-        if fact.orders >= 0 and fact.node not in served.awaited:
+        again = fact.node in served.links and fact.agent != "" and fact.agent == served.agents[fact.node]
+        if fact.orders >= 0 and fact.node not in served.awaited and not again:
             raise UsageError(f"node {fact.node} was given up", remedy="start a new agent there")
         if fact.orders < 0 and fact.node in served.awaited:
             what = f"the earlier agent of node {fact.node} is to come back: job {name} was taken over"

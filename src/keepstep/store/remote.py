@@ -89,6 +89,15 @@ class WebsocketPeer:
         """The next envelope. Raises PeerLost at the end, TransportError or RecordError for foreign bytes."""
         return await self._inbox.take()
 
+    async def answers(self, timeout_s: float) -> bool:
+        """Whether the other side gives a sign of life within so many seconds."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await (await self._link.ping())
+        except (ConnectionClosed, TimeoutError):
+            return False
+        return True
+
     async def close(self) -> None:
         """End the link after sending what was posted. May be called twice."""
         if self._lost is None:

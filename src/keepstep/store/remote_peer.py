@@ -48,6 +48,9 @@ class RemotePeer(Protocol):
     async def receive(self) -> Envelope:
         """The next envelope. Raises PeerLost at the end. Cancelling it loses nothing."""
 
+    async def answers(self, timeout_s: float) -> bool:
+        """Whether the other side gives a sign of life within so many seconds."""
+
     async def close(self) -> None:
         """End the link after sending what was posted. May be called twice."""
 

@@ -47,6 +47,10 @@ class MemoryPeer:
         """The next envelope. Raises PeerLost at the end."""
         return await self._inbox.take()
 
+    async def answers(self, timeout_s: float) -> bool:
+        """Whether the link stands."""
+        return not self.closed
+
     async def close(self) -> None:
         """End the link on both sides. May be called twice."""
         self.lose()
