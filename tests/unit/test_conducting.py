@@ -6,7 +6,7 @@ import zlib
 
 import pytest
 
-from keepstep.records.path_messages import MAX_WAYS, Carried, Way
+from keepstep.records.path_messages import Carried, Way
 from keepstep.records.topology import ClosShape
 from keepstep.traffic.clos import clos
 from keepstep.traffic.conducting import TrafficConductor
@@ -343,18 +343,6 @@ def test_an_agent_that_may_not_probe_leaves_flows_to_chance_and_says_why() -> No
     assert "raw sockets are not allowed" in world.told[0].text
     assert world.told[0].failed
     assert len(world.told) <= 2
-
-
-def test_more_ways_than_an_agent_answers_at_once_are_asked_in_pieces_and_waited_for() -> None:
-    world = World([(0, b) for b in range(4, 71)], hosts=72)
-    world.train()
-    asks = [action for action in world.conductor.step(101.0) if isinstance(action, AskHops)]
-    pieces = [len(ask.ways) for ask in asks if ask.node == "h0"]
-    assert sum(pieces) == 67 * 128 and max(pieces) <= MAX_WAYS < sum(pieces)
-    assert world.conductor.step(110.0) == []
-    for ask in asks:
-        world.conductor.hops(ask.number, [world.hop(way) for way in ask.ways])
-    assert any(isinstance(action, Tell) and action.added == 67 for action in world.conductor.step(111.0))
 
 
 def test_nodes_that_are_no_hosts_of_the_topology_are_named_once() -> None:

@@ -198,12 +198,10 @@ class TrafficConductor:
         longest = max(map(len, by_node.values()), default=0)
         self._answers, self._open, self._failed = {}, {}, []
         self._deadline = now + _PATIENCE_S + longest / _WAYS_PER_S
-        for node, asked in by_node.items():
-            for start in range(0, len(asked), MAX_WAYS):
-                self._asked += 1
-                piece = tuple(asked[start : start + MAX_WAYS])
-                self._open[self._asked] = (node, piece)
-                actions.append(AskHops(node, self._asked, piece, ttls))
+        for node, piece in _pieces(by_node):
+            self._asked += 1
+            self._open[self._asked] = (node, piece)
+            actions.append(AskHops(node, self._asked, piece, ttls))
         return actions
 
     def _probe(self, now: float) -> list[Action]:
@@ -443,10 +441,10 @@ class TrafficConductor:
                 by_node.setdefault(node, []).append(way)
         self._counting = {}
         actions: list[Action] = []
-        for node, ways in by_node.items():
+        for node, piece in _pieces(by_node):
             self._asked += 1
-            self._counting[self._asked] = tuple(ways)
-            actions.append(AskCounts(node, self._asked, tuple(ways)))
+            self._counting[self._asked] = piece
+            actions.append(AskCounts(node, self._asked, piece))
         return actions
 
     def _judged(self, now: float) -> bool:
@@ -479,3 +477,10 @@ class TrafficConductor:
         if unmet:
             text += f"; {unmet} connections have no port that suits both directions"
         return text if self._settings.act else f"would do: {text}"
+
+
+def _pieces(by_node: Mapping[str, Sequence[Way]]) -> Iterator[tuple[str, tuple[Way, ...]]]:
+    """The ways of each node, as many at once as an agent answers."""
+    for node, ways in by_node.items():
+        for start in range(0, len(ways), MAX_WAYS):
+            yield node, tuple(ways[start : start + MAX_WAYS])
