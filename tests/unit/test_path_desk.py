@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
+import pytest
 from test_job_shell import StandingClock
 from test_move_shell import Run
 
 from keepstep.records.events import TrafficChange
-from keepstep.records.messages import FirstStep
+from keepstep.records.messages import FirstStep, PathsReady, TakePaths
 from keepstep.records.move_messages import MoveCommitted, MoveTaken
 from keepstep.records.moves import MoveRequest
 from keepstep.records.topology import ClosShape
@@ -16,7 +18,7 @@ from keepstep.service.keeper import Keeper
 from keepstep.service.output import Console
 from keepstep.service.path_desk import PathDesk, TrafficFile
 from keepstep.traffic.clos import clos
-from keepstep.traffic.path_actions import Seen
+from keepstep.traffic.path_actions import GivePaths, Seen
 from keepstep.traffic.planner import Planner
 
 
@@ -61,3 +63,22 @@ def test_what_could_not_be_is_in_the_journal_as_refused():
     (change,) = [event for event in run.journal.replay() if isinstance(event, TrafficChange)]
     assert (change.change, change.applied) == ("refused", False)
     assert "called n0;" in change.reason
+
+
+def test_the_plans_of_a_controller_that_took_over_are_newer_than_those_before(monkeypatch: pytest.MonkeyPatch):
+    """Members keep the number of their plan while controllers change."""
+    run = Run()
+    planner = Planner(clos(ClosShape(hosts=4, hosts_per_leaf=2, spines=2)))
+    console = Console(lambda line, error: None)
+    file = (TrafficFile(hops={}, stage="low_priority"), planner)
+    desk = PathDesk(run.shell, Keeper(run.journal), file=file, clock=StandingClock(), console=console)
+    heard: list[int] = []
+    monkeypatch.setattr(desk._conductor, "ready", lambda rank, number, **given: heard.append(number))
+    for ahead, number in enumerate((3, 1)):
+        run.shell.state = msgspec.structs.replace(run.shell.state, epoch=1 + ahead)
+        desk._obey(GivePaths(0, number, {}, {}))
+    first, second = [sent.order.number for sent in run.sent if isinstance(sent.order, TakePaths)]
+    assert first == 3 < second
+    desk.take(PathsReady(second), rank=0)
+    assert heard == [1]
+    console.close()

@@ -31,6 +31,7 @@ from keepstep.service.output import Console
 from keepstep.service.path_survey import port_range
 from keepstep.service.traffic_files import load_topology
 from keepstep.service.traffic_site import plan_in_force
+from keepstep.traffic.calls import CallsUnderWay
 from keepstep.traffic.conducting import TrafficConductor
 from keepstep.traffic.path_actions import (
     Action,
@@ -49,10 +50,11 @@ from keepstep.traffic.stages import Stage, StagePolicy, admitted
 __all__ = ["PathDesk", "TrafficFile", "read_traffic_file"]
 
 _TURN_S = 0.2
-_STALL_US = 700_000
 _COLLECTIVES = 0
 _MAX_FILE_BYTES = 1 << 20
 _PIECE = 500
+_PLANS = 100_000
+"""Plans that one controller may number; the next one goes on behind, since members take no plan older than theirs."""
 _FEWEST_PORTS = 16
 _MOST_HOPS = 32
 
@@ -146,6 +148,7 @@ class PathDesk:
             act=acts,
         )
         self._conductor = TrafficConductor(spec.job, planner, settings=settings)
+        self._calls = CallsUnderWay()
         self._acts = acts
         self._stage = found.stage
         self._shell = shell
@@ -165,7 +168,7 @@ class PathDesk:
             case PathsCounted():
                 self._conductor.counted(fact.number, fact.carried)
             case PathsReady():
-                self._conductor.ready(rank, fact.number, installed=fact.installed, why=fact.why)
+                self._conductor.ready(rank, fact.number - self._before(), installed=fact.installed, why=fact.why)
             case _:
                 return False
         return True
@@ -186,6 +189,10 @@ class PathDesk:
         for action in self._conductor.step(self._clock.wall()):
             self._obey(action)
 
+    def _before(self) -> int:
+        """The plans of earlier controllers, at most."""
+        return (self._shell.state.epoch - 1) * _PLANS
+
     def _places(self) -> Iterator[tuple[int, Place]]:
         for rank, member in by_rank(self._shell.state.members).items():
             if member.address is not None:
@@ -201,15 +208,12 @@ class PathDesk:
                 if row["lane"] == _COLLECTIVES:
                     seen.append(Seen(window.rank, int(row["peer"]), steps, float(row["sent"])))
             self._conductor.seen(seen, generation=window.generation)
+        now, generation = self._clock.wall(), self._shell.state.generation
         for progress in report.progress:
-            for mark in progress.groups:
-                if mark.lane != _COLLECTIVES or mark.open_us < _STALL_US:
-                    continue
-                for peer in mark.peers:
-                    if peer.wait_credit_us >= _STALL_US or peer.wait_peer_us >= _STALL_US:
-                        self._conductor.stalled(
-                            progress.rank, peer.peer, generation=progress.generation, now=self._clock.wall()
-                        )
+            if progress.generation != generation:
+                continue
+            for rank, peer in self._calls.stalled(progress, now=now):
+                self._conductor.stalled(rank, peer, generation=generation, now=now)
 
     # -------------------------------------------------------------- what is done
 
@@ -225,7 +229,7 @@ class PathDesk:
             case GivePaths():
                 member = self._member(action.rank)
                 if member is not None:
-                    paths = TakePaths(epoch, action.number, action.dial, action.accept)
+                    paths = TakePaths(epoch, self._before() + action.number, action.dial, action.accept)
                     self._shell.order(Directed(member.node, member.name, paths, f"path plan {action.number}"))
             case Renew():
                 member = self._member(action.rank)
