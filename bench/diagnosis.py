@@ -192,8 +192,8 @@ class Bench:
         finally:
             job.stop()
         case.verdicts = [verdict_of(r) for r in job.journal.of("Finding")]
-        if start:  # the fault is there from the first moment; what can be seen of it begins when the others have come
-            case.began = [_last_hello(job) or case.began[0]]
+        if start:
+            case.began = [_visible(job) or case.began[0]]
         self.keep(case)
 
     # ------------------------------------------------------------------ no fault at all
@@ -237,9 +237,11 @@ def _found(job: Job, case: Case) -> bool:
     return any(right(verdict_of(record), case.answers[0]) for record in job.journal.of("Finding"))
 
 
-def _last_hello(job: Job) -> float | None:
+def _visible(job: Job) -> float | None:
+    """When the last member that came had said hello. One that says what is wrong is judged before its hello is kept."""
     walls = [r["wall"] for r in job.journal.of("FactRecord") if r["fact"]["kind"] == "Hello"]
-    return max(walls) if walls else None
+    found = [r["wall"] for r in job.journal.of("Finding")]
+    return min([max(walls), *found[:1]]) if walls else None
 
 
 def _settle(job: Job, answers: Sequence[Answer]) -> None:

@@ -29,6 +29,7 @@ class PlannedJob:
     """A controller beside the fabric, an agent with one rank on each host."""
 
     def __init__(self, fabric: Fabric, scratch: Path, *, stage: str, nbytes: int = NBYTES) -> None:
+        """`stage` "" is a job without a plan."""
         self.fabric, self.scratch = fabric, scratch
         self.run, self.took = scratch / "run", scratch / "took"
         self.took.mkdir()
@@ -36,12 +37,13 @@ class PlannedJob:
         hops = "".join(f'"{fabric.spine_address(s, leaf=leaf)}" = "spine{s}"\n' for s in range(4) for leaf in range(2))
         (scratch / "traffic.toml").write_text(f'topology = "topology.yaml"\nstage = "{stage}"\n[hops]\n{hops}')
         script = [str(ROOT / "bench/jobs/flows.py"), str(nbytes), str(STEPS), str(self.took)]
+        traffic = ["--traffic", str(scratch / "traffic.toml")] if stage else []
         listen = ["--host", fabric.management, "--port", "29400", "--run", str(self.run)]
         self.log = open(scratch / "controller.log", "w+")  # noqa: SIM115
         self.environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         self.controller = fabric.start(
             fabric.manage,
-            [*KEEPSTEP, "controller", "--nnodes", "8", *listen, "--traffic", str(scratch / "traffic.toml"), *script],
+            [*KEEPSTEP, "controller", "--nnodes", "8", *listen, *traffic, *script],
             stderr=self.log,
             stdout=subprocess.DEVNULL,
             env=self.environment,
@@ -94,6 +96,20 @@ def test_a_job_keeps_its_flows_apart_and_leaves_a_spine_that_swallows_them(fabri
     changes = job.journal("TrafficChange")
     assert changes[0]["added"] == 8 and changes[0]["max_load"] == 1
     assert any({"leaf0>spine1", "leaf1>spine1"} <= set(change.get("links", ())) for change in changes)
+
+
+@pytest.mark.long
+def test_a_job_without_a_plan_leaves_a_spine_that_swallows_its_bytes(fabrics, tmp_path: Path) -> None:
+    """Which spine a link takes is left to chance; the links that are made anew come through over the other spines."""
+    fabric = fabrics(FabricPlan(host_mbit=50, uplink_mbit=50))
+    job = PlannedJob(fabric, tmp_path, stage="")
+    until(lambda: len(job.steps()) >= 30)
+    fabric.swallow(1)
+    fabric.swallow(2)
+    said = job.finish()
+    assert len(job.steps()) == STEPS
+    assert "their processes live" in said
+    assert {finding["kind"] for finding in job.journal("Finding")} == {"communication_hang"}
 
 
 @pytest.mark.long

@@ -80,6 +80,15 @@ def test_a_cut_link_is_one_directed_pair(pair):
     assert not live.hard
 
 
+@pytest.mark.parametrize(
+    "stall", [Stall("cut-link", step=20, rank=3, peer=2), Stall("swallowed", step=20, rank=4, peer=5)]
+)
+def test_a_link_that_stays_dead_is_hard_evidence(stall):
+    said = [one for _, one in stalled(stall, seconds=12.0)[1]]
+    assert [one.hard for one in said] == [False, True]
+    assert said[0].finding.suspects == said[1].finding.suspects
+
+
 def test_a_link_that_swallows_bytes_is_not_the_fault_of_who_waits():
     """Rank 4 has written its last bytes to rank 5 and gone on; rank 5 is inside the call and waits for them."""
     live = only(stalled(Stall("swallowed", step=20, rank=4, peer=5))[1])[1]

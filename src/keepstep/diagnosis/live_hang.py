@@ -13,12 +13,13 @@ import msgspec
 import numpy as np
 
 from keepstep.diagnosis.hang_words import counted
-from keepstep.diagnosis.live_links import dead_links, held_by_links
+from keepstep.diagnosis.live_links import dead_links, held_by_links, waited_for
 from keepstep.diagnosis.live_progress import fresh, group_progress, odd_one, slow_pairs, transfers
 from keepstep.diagnosis.live_state import Seen, Verdict, Watch
 from keepstep.diagnosis.wavefront import diagnose_hang
 from keepstep.records.evidence import Place
 from keepstep.records.finding import Finding, Layer, Suspect
+from keepstep.records.finding_words import ends_of
 from keepstep.records.ring import SpanKind
 
 __all__ = ["hang_verdicts", "patience_s"]
@@ -27,6 +28,7 @@ _MARGIN_S = 1.0
 _UNKNOWN_S = 20.0
 _FAR_LONGER = 20.0
 _AT_LEAST_S = 60.0
+_DEAD_S, _DEAD_TIMES = 6.0, 3.0
 _STOPPED = frozenset("TtZX")
 _BUSY_S = 1.0
 
@@ -107,7 +109,8 @@ def _origins(watch: Watch, finding: Finding, *, now: float, limit: float) -> Ite
     key = "hang:" + ",".join(map(str, ranks[:8]))
     held = held_by_links(watch, finding, ranks=ranks)
     if held is not None:
-        yield Verdict(key=key, finding=held, since=watch.history.done + 1)
+        dead = _dead(watch, held, now=now, limit=limit)
+        yield Verdict(key=key, finding=held, since=watch.history.done + 1, hard=dead)
         return
     calm = [rank for rank, seen in states.items() if _excuse(watch, seen, now=now, limit=limit)]
     if calm:
@@ -199,4 +202,16 @@ def _links(watch: Watch, finding: Finding, *, now: float, limit: float) -> Itera
         receivers = [one.destination for group in finding.suspects for one in group if one.destination is not None]
         if finding.group and receivers:
             finding = held_by_links(watch, finding, ranks=receivers) or finding
-    yield Verdict(key=key, finding=finding, since=watch.history.done + 1)
+    dead = _dead(watch, finding, now=now, limit=limit)
+    yield Verdict(key=key, finding=finding, since=watch.history.done + 1, hard=dead)
+
+
+def _dead(watch: Watch, finding: Finding, *, now: float, limit: float) -> bool:
+    """Whether links have passed nothing for so long that they will not, and who waits for them is inside a call.
+
+    Messages that ranks wait for in a circle may just not have been sent.
+    """
+    links = {one.link for group in finding.suspects for one in group if one.link is not None}
+    circle = finding.group is None and len(links) > 1
+    waits = finding.layer == "hardware_link" or waited_for(watch, ends_of(finding))
+    return bool(waits) and not circle and now - watch.advanced > max(_DEAD_S, _DEAD_TIMES * limit)

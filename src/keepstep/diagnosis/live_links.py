@@ -10,7 +10,7 @@ import numpy as np
 from keepstep.diagnosis.live_state import Watch
 from keepstep.records.finding import Finding, Suspect
 
-__all__ = ["dead_links", "held_by_links"]
+__all__ = ["dead_links", "held_by_links", "waited_for"]
 
 _LONG_US = 300_000
 
@@ -20,16 +20,9 @@ def held_by_links(watch: Watch, finding: Finding, *, ranks: Sequence[int]) -> Fi
 
     Their peers may have finished the call: what they wrote last is in some buffer and never arrives.
     """
-    links: list[tuple[int, int]] = []
-    for rank in ranks:
-        seen = watch.seen.get(rank)
-        if seen is None or seen.progress is None or not any(mark.open_us for mark in seen.progress.groups):
-            return None
-        for peer, wait in seen.waits.items():
-            if peer >= 0 and wait.wait_peer_us > _LONG_US:
-                links.append((peer, rank))
-            if peer >= 0 and wait.wait_credit_us + wait.wire_us > _LONG_US:
-                links.append((rank, peer))
+    links = waited_for(watch, ranks)
+    if links is None:
+        return None
     suspects = tuple(_set(watch, link) for link in links) or tuple((Suspect(rank=rank),) for rank in ranks)
     inside = ", ".join(map(str, ranks))
     return msgspec.structs.replace(
@@ -46,6 +39,21 @@ def held_by_links(watch: Watch, finding: Finding, *, ranks: Sequence[int]) -> Fi
         next_probe="; ".join(f"transfer from rank {source} to rank {target}" for source, target in links[:4])
         or f"where the call of rank {inside} waits: counters of its links",
     )
+
+
+def waited_for(watch: Watch, ranks: Sequence[int]) -> list[tuple[int, int]] | None:
+    """The links, as (from, to), that `ranks` wait for inside a call; None where one of them is in none."""
+    links: list[tuple[int, int]] = []
+    for rank in ranks:
+        seen = watch.seen.get(rank)
+        if seen is None or seen.progress is None or not any(mark.open_us for mark in seen.progress.groups):
+            return None
+        for peer, wait in seen.waits.items():
+            if peer >= 0 and wait.wait_peer_us > _LONG_US:
+                links.append((peer, rank))
+            if peer >= 0 and wait.wait_credit_us + wait.wire_us > _LONG_US:
+                links.append((rank, peer))
+    return links
 
 
 def dead_links(watch: Watch, finding: Finding, *, stuck: Sequence[tuple[int, int]], involved: set[int]) -> Finding:

@@ -305,10 +305,12 @@ class FindingDesk:
                 self.book.note(key, words, layer="application" if "lock of the script" in fact.why else None)
 
     def _retired(self) -> tuple[int, ...]:
-        """Ranks that nobody can hear: all in a membership change, and those that have made their last step."""
-        state = self._shell.state
-        steady = state.phase == "running" and state.change is None
-        working = {m.rank for m in live(state.members) if steady and m.status is not Status.FINISHED}
+        """Ranks that nobody can hear: all in a membership change until they train again, and those that have made their
+        last step."""
+        state, change = self._shell.state, self._shell.state.change
+        steady = state.phase == "running" and change is None
+        again = change is not None and change.going and not change.initial
+        working = {m.rank for m in live(state.members) if (steady or again) and m.status is not Status.FINISHED}
         return tuple(rank for rank in range(state.spec.world) if rank not in working)
 
     def _compare_replicas(self, fact: StateDigest) -> None:

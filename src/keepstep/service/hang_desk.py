@@ -1,4 +1,7 @@
-"""From hard evidence to an act: a check on the node of the suspect; what it confirms is a fact for the job machine."""
+"""From hard evidence to an act: a check on the node of the suspect, or links made anew where one is dead.
+
+What a check confirms, and which link is dead, are facts for the job machine.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ from collections.abc import Mapping
 from keepstep.control.job_state import Directed
 from keepstep.control.roster import by_rank
 from keepstep.records.events import Finding
-from keepstep.records.finding_words import ranks_of
+from keepstep.records.finding_words import ends_of, ranks_of
+from keepstep.records.messages import PeerLostReport
 from keepstep.records.watch_messages import CheckHang, MemberSlow
 from keepstep.service.clock import Clock
 from keepstep.service.controller import JobShell
@@ -48,8 +52,24 @@ class HangDesk:
         now = self._clock.monotonic()
         for key in self._hard & findings.keys():
             due, pause_s = self._checks.get(key, (float("-inf"), _CHECK_AGAIN_S))
-            if now >= due and self._look_twice(findings[key]):
+            if now >= due and self._act_on(findings[key]):
                 self._checks[key] = (now + pause_s, 2 * pause_s)
+
+    def _act_on(self, finding: Finding) -> bool:
+        return self._renew(finding) if finding.kind == "communication_hang" else self._look_twice(finding)
+
+    def _renew(self, finding: Finding) -> bool:
+        """Have all links made anew, because one between nodes passes nothing: the next ones may take another way. Only
+        in a membership that has made a step, so that a link that stays dead is tried once."""
+        state = self._shell.state
+        holders = by_rank(state.members)
+        ends = [holders[rank] for rank in ends_of(finding) if rank in holders]
+        steady = state.phase == "running" and state.change is None and state.move is None
+        if not steady or state.exit_code is not None or len({member.node for member in ends}) < 2:
+            return False
+        lost = PeerLostReport(state.generation, ends[-1].rank)
+        self._shell.feed(lost, node=ends[0].node, member=ends[0].name)
+        return True
 
     def _look_twice(self, finding: Finding) -> bool:
         """Have the agent of the one suspect look twice at it; what it confirms comes back as a fact."""
