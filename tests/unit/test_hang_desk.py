@@ -1,4 +1,4 @@
-"""Hard evidence of a dead link: all links are made anew once, where another way may exist."""
+"""Hard evidence of a dead link (G-20): all links are made anew once, where another way may exist."""
 
 from __future__ import annotations
 
