@@ -45,6 +45,20 @@ def test_a_joiner_goes_on_with_those_of_the_lost_rank(
     assert "state_divergence" not in job.text()
 
 
+@pytest.mark.parametrize("point", ["inside", pytest.param("behind", marks=pytest.mark.long)])
+def test_buffers_that_nobody_makes_alike_are_each_ranks_own(tmp_path: Path, point: str) -> None:
+    """G-2, G-13: replicas whose running values all differ are one state, and a joiner goes on with the lost rank's."""
+    even = RunningJob(tmp_path / "even", "--norm", script=SCRIPT, world=4, standby=0)
+    expected = ended(even)
+    marker = tmp_path / "marker"
+    job = RunningJob(tmp_path / "run", "--norm", "--marker", str(marker), "--point", point, script=SCRIPT, world=4)
+    os.kill(int(job.wait_for(marker)), signal.SIGKILL)
+    assert ended(job) == expected
+    (incident,) = job.report()["incidents"]
+    assert incident["source"] == "replica" and "state_divergence" not in job.text()
+    assert job.text().count("nobody makes such buffers alike: each rank keeps its own") == 1
+
+
 def test_a_second_start_goes_on_with_those_of_each_rank(tmp_path: Path) -> None:
     """G-2 over a checkpoint whose shared state one rank wrote for all."""
     expected = ended(RunningJob(tmp_path / "even", script=SCRIPT, world=2, standby=0))

@@ -2,7 +2,8 @@
 nobody makes alike.
 
 An agreement says whether any member has such state. If so, all compare digests at the next boundary: once in every
-generation, and after 1, 2, 4, 8, ... updates. Objects that differ end the job; buffers that differ are told once.
+generation, and after 1, 2, 4, 8, ... updates. Objects that differ end the job; buffers that differ are told once, and
+are each rank's own from then on.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ _MOST = (1 << 31) - 1
 _WORDS = 2
 _ROW = 3 * _WORDS
 """What a member votes: its replica key, its large objects, its buffers."""
-_SPANS = 64
-"""So many runs of buffers are compared to find one that differs."""
+_SPANS = 512
+"""So many runs of buffers are compared to find those that differ."""
 
 
 class Alike:
@@ -63,11 +64,12 @@ class Alike:
         if not least:
             return
         self._compared_in = generation
-        pair = differing(least, ranks, what=2)
-        if pair:
-            self._tell(pair, buffers)
-        pair = differing(least, ranks, what=1)
-        if pair:
+        for pair in differing(least, ranks, what=2):
+            mine = _row(least, ranks.index(pair[0]))[:_WORDS] == tuple(votes[at : at + _WORDS])
+            self._keep_apart(pair, tracked, buffers=buffers if mine else {})
+        objects = differing(least, ranks, what=1)
+        if objects:
+            pair = objects[0]
             raise UsageError(
                 f"what job.track(extra=...) was given ({', '.join(names) or 'none here'}) has other values on rank"
                 f" {pair[1]} than on rank {pair[0]}, which hold the same model, and is larger than {OWN_BYTES} bytes:"
@@ -75,46 +77,55 @@ class Alike:
                 remedy="give values of one rank as objects of their own that stay smaller, or do not track them",
             )
 
-    def _tell(self, pair: tuple[int, int], buffers: Mapping[str, bytes]) -> None:
-        """All members: find a buffer that differs between the two ranks; the first of these says so, once."""
+    def _keep_apart(self, pair: tuple[int, int], tracked: TrackedState, *, buffers: Mapping[str, bytes]) -> None:
+        """All members: those that hold the model of `pair` find out which of their `buffers` differ. These are each
+        rank's own from here on, and the first of the two says so, once."""
         votes, names = [_MOST] * (2 * _SPANS), list(buffers)
         run = max(1, -(-len(names) // _SPANS))
-        if self._fabric.rank in pair:
-            at = _SPANS * pair.index(self._fabric.rank)
-            values = list(buffers.values())
-            for span in range(_SPANS):
-                votes[at + span] = _words(b"".join(values[run * span : run * (span + 1)]))[0]
+        spans = [names[at : at + run] for at in range(0, len(names), run)]
+        for place, span in enumerate(spans):
+            number, _ = _words(b"".join(buffers[name] for name in span))
+            votes[place], votes[_SPANS + place] = number, -number
         least = self._fabric.least(votes)
-        if self._told or not least:
+        if not least:
             return
-        self._told = True
-        if self._fabric.rank != pair[0]:
+        told, self._told = self._told, True
+        apart = [span for place, span in enumerate(spans) if least[place] != -least[_SPANS + place]]
+        if not apart:
             return
-        span = next((at for at in range(_SPANS) if least[at] != least[_SPANS + at]), 0)
-        some = names[run * span : run * (span + 1)]
-        where = some[0] if len(some) == 1 else f"one of {some[0]} to {some[-1]}"
+        tracked.own_buffers.note(name for span in apart for name in span)
+        if told or self._fabric.rank != pair[0]:
+            return
+        first = apart[0]
         _log.warning(
             "keepstep: a buffer (%s) has other values on rank %d than on rank %d, which hold the same model, and nobody"
-            " makes such buffers alike: who takes the place of one of them goes on with the other's -> use"
-            " broadcast_buffers=True or SyncBatchNorm",
-            where,
+            " makes such buffers alike: %s -> use broadcast_buffers=True or SyncBatchNorm",
+            first[0] if len(first) == 1 else f"one of {first[0]} to {first[-1]}",
             pair[1],
             pair[0],
+            "each rank keeps its own, also where another process takes its place"
+            if tracked.own_buffers.small
+            else f"they are more than {OWN_BYTES} bytes, so who takes the place of a rank goes on with another's",
         )
 
     def _vote(self) -> int:
         return -int(self._any)
 
 
-def differing(least: Sequence[int], ranks: Sequence[int], *, what: int) -> tuple[int, int] | None:
-    """Two ranks that hold the same state and have other large objects (`what` 1) or buffers (2), from the least of all
-    votes."""
+def differing(least: Sequence[int], ranks: Sequence[int], *, what: int) -> list[tuple[int, int]]:
+    """Two ranks of each state of which members have other large objects (`what` 1) or buffers (2), from the least of
+    all votes."""
     seen: dict[tuple[int, ...], dict[tuple[int, ...], int]] = defaultdict(dict)
     for place, rank in enumerate(ranks):
-        row = tuple(least[_ROW * place : _ROW * (place + 1)])
+        row = _row(least, place)
         seen[row[:_WORDS]].setdefault(row[what * _WORDS : (what + 1) * _WORDS], rank)
-    found = [tuple(by_digest.values())[:2] for by_digest in seen.values() if len(by_digest) > 1]
-    return (found[0][0], found[0][1]) if found else None
+    found = [tuple(by_digest.values()) for by_digest in seen.values() if len(by_digest) > 1]
+    return [(first, second) for first, second, *_ in found]
+
+
+def _row(least: Sequence[int], place: int) -> tuple[int, ...]:
+    """What the member at `place` has voted."""
+    return tuple(least[_ROW * place : _ROW * (place + 1)])
 
 
 def _words(data: bytes) -> list[int]:

@@ -136,9 +136,9 @@ class Guard:
         self._tracked().snapshot(full=self.full)
         self._pipelines.begin_step(rehearsing=self.rehearsing)
         if not self.rehearsing:
+            self._alike.boundary(self.state.version, self._tracked())
             own = self._publish(self.state.version, counting=False)
             self.mirrors.boundary(self.state.version, self._tracked(), own=own)
-            self._alike.boundary(self.state.version, self._tracked())
             if self.full:
                 self._copied()
 
@@ -193,7 +193,7 @@ class Guard:
         if act is not None:
             self._do(act)
         version = self.state.version
-        if self._tracked().extras:  # the script may have changed them behind the agreement
+        if self._tracked().extras or self._tracked().own_buffers:  # the script may change them behind the agreement
             self._publish(version, counting=False)
         self.step_recorder.step_kept(self._tracked())
         self._checkup.kept(version, self._tracked())
@@ -289,8 +289,15 @@ class Guard:
         self.tiers.save(version, self._tracked(), private=own, replicas=self.replicas, written_in=written_in)
 
     def _private(self, version: int, *, counting: bool = False, most: int | None = None) -> bytes:
-        extras = self._tracked().extras
-        return private.capture(self.streams, counting=counting, version=version, extras=extras, most=most)
+        tracked = self._tracked()
+        return private.capture(
+            self.streams,
+            counting=counting,
+            version=version,
+            extras=tracked.extras,
+            buffers=tracked.own_buffers,
+            most=most,
+        )
 
     def publish(self, version: int, *, counting: bool) -> None:
         """Leave the rank's own state where it survives this process, and where it survives this node."""
@@ -370,8 +377,9 @@ class Guard:
         self._handover.hide()
         self.mirrors.forget()
         if act.version >= 0:
-            own = self.tiers.load(act.version, self._tracked())
-            private.apply(own, self.streams, extras=self._tracked().extras)
+            tracked = self._tracked()
+            own = self.tiers.load(act.version, tracked)
+            private.apply(own, self.streams, extras=tracked.extras, buffers=tracked.own_buffers)
         self.publish(max(act.version, 0), counting=False)
         self._tell_settled(TellSettled(act.generation, max(act.version, 0)))
 

@@ -66,7 +66,7 @@ class Handover:
                 "the lost rank's random numbers and data position are unknown: this rank starts with its own, and with"
                 " the extra objects of its replica"
             )
-        private.apply(order.private, streams, extras=tracked.extras)
+        private.apply(order.private, streams, extras=tracked.extras, buffers=tracked.own_buffers)
         self._link.say(StateTaken(order.generation, self._fabric.rank, got.by_source))
         self._link.say(Fetched(order.generation, order.version, order.digest, got.bytes_moved))
 

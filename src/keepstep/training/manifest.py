@@ -36,13 +36,15 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 class Manifest(msgspec.Struct, frozen=True):
     """The ordered entries of a state, everything that is no tensor as a packed `tree`, and its `replica` key.
 
-    `extra` holds the small extra objects of the member, which may differ between replicas and are in no digest.
+    `extra` holds the small extra objects of the member, `buffers` its own buffers: they may differ between replicas and
+    are in no digest.
     """
 
     entries: tuple[Entry, ...]
     tree: bytes
     replica: str
     extra: bytes = b""
+    buffers: bytes = b""
 
     @property
     def nbytes(self) -> int:

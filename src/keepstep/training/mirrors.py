@@ -157,7 +157,7 @@ class MemberMirrors:
         for target, source in zip(tracked.adopt(kept.manifest), kept.views(), strict=True):
             copy_bytes(target, source)
         tracked.adopted()
-        private.apply(kept.private, streams, extras=tracked.extras)
+        private.apply(kept.private, streams, extras=tracked.extras, buffers=tracked.own_buffers)
 
     def take(self, order: TakeMirror, tracked: TrackedState, *, streams: Sequence[Batches]) -> None:
         """Take the mirror that the order names and say so; or say in one line why it cannot be taken."""
@@ -173,7 +173,7 @@ class MemberMirrors:
             _log.warning("the mirror in the memory of rank %d is not used: %s", order.holder, error)
             self._link.say(FetchFailed(order.generation, lost, str(error)))
             return
-        private.apply(own or order.private, streams, extras=tracked.extras)
+        private.apply(own or order.private, streams, extras=tracked.extras, buffers=tracked.own_buffers)
         self._link.say(Fetched(order.generation, order.version, order.digest, got.bytes_moved))
 
     def run_on(self, version: int) -> None:

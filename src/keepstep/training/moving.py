@@ -170,7 +170,7 @@ class Moving:
         for stream in self._seat.streams:
             stream.commit()
         version = self._seat.state.version
-        own = private.capture(self._seat.streams, version=version, extras=tracked.extras)
+        own = private.capture(self._seat.streams, version=version, extras=tracked.extras, buffers=tracked.own_buffers)
         tracked.gradient_buckets.form()
         buckets = tracked.gradient_buckets.now()
         last = HandedOver(vote.number, vote.generation, version, own, self._seat.replicas, vote_s, buckets)

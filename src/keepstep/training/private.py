@@ -1,4 +1,4 @@
-"""What only this rank knows: its random generators, how far it has read its data, and its extra objects."""
+"""What only this rank knows: its random generators, how far it has read its data, its extra objects and own buffers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from keepstep.errors import StateError, TornRecord
 from keepstep.training.extras import Extras
+from keepstep.training.own_buffers import OwnBuffers
 from keepstep.training.rng import capture_rng, restore_rng
 from keepstep.training.tree import dumps
 from keepstep.training.treereader import loads
@@ -36,23 +37,31 @@ def capture(
     counting: bool = False,
     version: int = 0,
     extras: Extras | None = None,
+    buffers: OwnBuffers | None = None,
     most: int | None = None,
 ) -> bytes:
     """The private state now; to be taken at a step boundary. About 8 KB, up to 8 KB more for each stream, and the own
-    values of `extras` as far as all of it fits in `most` bytes. `version`: the updates it is the state after.
+    values of `extras` and `buffers` as far as all of it fits in `most` bytes. `version`: updates it is the state after.
 
     With `counting` it is taken inside a step, as it will be if that step counts.
     """
-    own = {"rng": capture_rng(), "streams": [stream.position(counting=counting) for stream in streams]}
+    own: dict[str, Any] = {"rng": capture_rng(), "streams": [stream.position(counting=counting) for stream in streams]}
     if extras:
-        room = None if most is None else most - len(dumps(own)) - _HEAD_BYTES
-        own["extra"] = extras.capture(version, counting=counting, most=room)
+        own["extra"] = extras.capture(version, counting=counting, most=_left(own, most))
+    if buffers:
+        own["buffers"] = buffers.capture(_left(own, most))
     return dumps(own)
 
 
-def apply(data: bytes, streams: Sequence[Stream] = (), *, extras: Extras | None = None) -> None:
-    """Become the rank that captured `data`: `extras`, which were taken with the state, get its values, the streams go
-    to their positions, then the generators are set.
+def apply(
+    data: bytes,
+    streams: Sequence[Stream] = (),
+    *,
+    extras: Extras | None = None,
+    buffers: OwnBuffers | None = None,
+) -> None:
+    """Become the rank that captured `data`: `extras` and `buffers`, which came with the state, get its values, the
+    streams go to their positions, then the generators are set.
 
     Empty data (unknown) changes nothing. Raises TornRecord for damaged data, StateError for other streams or values
     that were too large.
@@ -67,6 +76,8 @@ def apply(data: bytes, streams: Sequence[Stream] = (), *, extras: Extras | None 
         )
     if extras is not None and "extra" in state:
         extras.become(state["extra"])
+    if buffers is not None:
+        buffers.become(state.get("buffers", {}))
     for stream, position in zip(streams, state["streams"], strict=True):
         stream.seek(position)
     restore_rng(state["rng"])
@@ -78,6 +89,11 @@ def within_reach(data: bytes, streams: Sequence[Stream] = ()) -> bool:
         return True
     positions = _decoded(data)["streams"]
     return all(stream.reaches(position) for stream, position in zip(streams, positions, strict=False))
+
+
+def _left(own: dict[str, Any], most: int | None) -> int | None:
+    """What is left of `most` bytes."""
+    return None if most is None else most - len(dumps(own)) - _HEAD_BYTES
 
 
 def _decoded(data: bytes) -> dict[str, Any]:

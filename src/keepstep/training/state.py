@@ -19,6 +19,7 @@ from keepstep.training.manifest import Entry, Image, Manifest
 from keepstep.training.memory import memory_of, viewable
 from keepstep.training.modules import Modules, named_objects
 from keepstep.training.optimizers import OptimizerState, plain_tree
+from keepstep.training.own_buffers import OwnBuffers
 from keepstep.training.redo import Snapshot
 from keepstep.training.sharding import Meshes, local_of, sharded_of
 from keepstep.training.tree import flatten
@@ -31,8 +32,8 @@ class TrackedState:
 
     Each of `model`, `optimizers`, `schedulers` and `extra` is None, one object, or a list, tuple or dict of objects.
     `role` goes into the replica key; it is needed only where members hold modules of equal names and shapes that are
-    no replicas of each other. Small extra objects are each rank's own (`extras`). Raises UsageError for objects that
-    keep no state.
+    no replicas of each other. Small extra objects are each rank's own (`extras`), and so are buffers in which replicas
+    were found to differ (`own_buffers`). Raises UsageError for objects that keep no state.
     """
 
     def __init__(
@@ -64,9 +65,10 @@ class TrackedState:
                     remedy="track objects that can give and take their state",
                 )
         self.extras = Extras(others)
+        self.own_buffers = OwnBuffers(self._modules)
         self._role = role
         self._adoption: Adoption | None = None
-        self._beside = b""
+        self._beside = self._buffers_beside = b""
         self.gradient_buckets = GradientBuckets(self._modules)
         self._snapshot = Snapshot(self._modules, self._optimizers, others=self._others)
 
@@ -114,8 +116,8 @@ class TrackedState:
         return xxhash.xxh3_128_hexdigest(repr(parts).encode())
 
     def image(self, *, whole: bool = False) -> Image:
-        """The state as it is now, to be used while it stands still. `whole`: the rank's own extra objects are part of
-        it (of its digest, too); otherwise they go beside it.
+        """The state as it is now, to be used while it stands still. `whole`: the rank's own extra objects and buffers
+        are part of it (of its digest, too); otherwise they go beside it.
 
         Raises UnsupportedState naming what cannot be carried.
         """
@@ -125,8 +127,8 @@ class TrackedState:
             Entry(path, str(t.dtype)[6:], tuple(t.shape), t.numel() * t.element_size(), t.device.type)
             for path, t in zip(packed.paths, packed.tensors, strict=True)
         )
-        beside = b"" if whole else self.extras.show()
-        manifest = Manifest(entries, packed.data, self._replica_key(), beside)
+        beside = (b"", b"") if whole else (self.extras.show(), self.own_buffers.show())
+        manifest = Manifest(entries, packed.data, self._replica_key(), *beside)
         return Image(manifest, [memory_of(tensor) for tensor in tensors], keep=tensors)
 
     def layout(self) -> Manifest:
@@ -149,9 +151,10 @@ class TrackedState:
         self._modules.scan()
         adoption = Adoption(manifest, meshes=Meshes(self._modules.parameters.values()))
         self._check_parts(adoption.tree, self.extras.names(manifest.extra))
-        self._beside = manifest.extra
+        self._beside, self._buffers_beside = manifest.extra, manifest.buffers
+        buffers_beside = self.own_buffers.names(manifest.buffers)
         adoption.take_parameters(self._modules.parameters)
-        adoption.take_buffers(self._modules.buffers)
+        adoption.take_buffers([one for one in self._modules.buffers if one.name not in buffers_beside])
         names = self._modules.names()
         for one in self._optimizers:
             one.adopt(adoption.tree["optimizers"][one.name], names, realize=adoption.realize)
@@ -169,6 +172,7 @@ class TrackedState:
         for name, value in adoption.tree["others"].items():
             self._others[name].load_state_dict(value)
         self.extras.take(self._beside)
+        self.own_buffers.take(self._buffers_beside)
         for name, module in self._modules.extra_states().items():
             module.set_extra_state(adoption.tree["module_extra"][name])
         self._adoption = None
@@ -238,13 +242,15 @@ class TrackedState:
         return hasher.hexdigest()
 
     def _tree(self, *, whole: bool) -> dict[str, Any]:
-        """The state as one tree; `whole`: with the rank's own extra objects."""
+        """The state as one tree; `whole`: with the rank's own extra objects and buffers."""
         others = self.other_states() if whole else {**self._states(without=self.extras), **self.extras.shared()}
         self._modules.scan()
         names = self._modules.names()
+        own: Container[str] = () if whole else self.own_buffers
+        buffers = [one for one in self._modules.buffers if one.name not in own]
         return {
             "parameters": {name: sharded_of(one) for name, one in self._modules.parameters.items()},
-            "buffers": {buffer.name: sharded_of(buffer.tensor) for buffer in self._modules.buffers},
+            "buffers": {buffer.name: sharded_of(buffer.tensor) for buffer in buffers},
             "module_extra": {n: plain_tree(one.get_extra_state()) for n, one in self._modules.extra_states().items()},
             "optimizers": {one.name: one.tree(names) for one in self._optimizers},
             "others": others,

@@ -196,7 +196,8 @@ class TakingOver:
 
     def _take(self, last: HandedOver, order: PrepareMove) -> None:
         begun = self._now()
-        private.apply(last.private, self._seat.streams, extras=self._tracked().extras)
+        tracked = self._tracked()
+        private.apply(last.private, self._seat.streams, extras=tracked.extras, buffers=tracked.own_buffers)
         self._parts["own_state_s"], begun = self._now() - begun, self._now()
         self._tracked().gradient_buckets.form()
         self._tracked().gradient_buckets.take(last.buckets)

@@ -1,6 +1,7 @@
 """Each rank draws its inputs from a generator of its own, which is tracked with a count that all have alike.
 
-`--large N` tracks N bytes more, which differ by rank. Stops once at a chosen point to be killed there.
+`--large N` tracks N bytes more, which differ by rank; `--norm` has a BatchNorm whose buffers nobody makes alike.
+Stops once at a chosen point to be killed there.
 """
 
 from __future__ import annotations
@@ -60,16 +61,17 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--checkpoint", default="")
     parser.add_argument("--large", type=int, default=0)
+    parser.add_argument("--norm", action="store_true")
     parser.add_argument("--marker", default="")
     parser.add_argument("--point", default="", help="inside: before the update; behind: after it")
     parser.add_argument("--at", type=int, default=7)
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(1)
-    model = torch.nn.Linear(8, 8)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), *[torch.nn.BatchNorm1d(8)] * args.norm)
     with keepstep.join() as job:
         rank = dist.get_rank()
-        wrapped = DistributedDataParallel(model)
+        wrapped = DistributedDataParallel(model, broadcast_buffers=not args.norm)
         optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
         noise, count = Noise(rank), Count()
         extra: dict[str, Any] = {"noise": noise, "count": count}
@@ -91,7 +93,8 @@ def main() -> None:
                 count.updates += 1
                 optimizer.zero_grad()
         draw = torch.rand(1, generator=noise.generator).item()
-        print(f"rank {rank} ends with {count.updates} updates and draws {draw:.6f}", flush=True)
+        seen = sum(float(buffer.sum()) for buffer in model.buffers())
+        print(f"rank {rank} ends with {count.updates} updates, draws {draw:.6f} and has seen {seen:.6f}", flush=True)
 
 
 if __name__ == "__main__":
