@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import resource
 from pathlib import Path
@@ -13,6 +14,7 @@ from torch import nn
 
 from keepstep.errors import StateError, StoreError
 from keepstep.training.checkpoint import CheckpointWriter, load, step_directory, valid_steps
+from keepstep.training.host_memory import Block
 from keepstep.training.state import TrackedState
 
 WORLD = 3
@@ -276,3 +278,22 @@ def test_a_full_disk_is_reported_once_and_training_goes_on(tmp_path: Path) -> No
     writer.close()
     steps, skipped = valid_steps(tmp_path, rank=0, world=1)
     assert steps == [3] and len(skipped) == 2
+
+
+def test_refused_memory_is_reported_once_and_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(nbytes: int) -> Block:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    problems: list[str] = []
+    state = member(1)
+    writer = CheckpointWriter(tmp_path, rank=0, world=1, on_problem=problems.append)
+    with monkeypatch.context() as patch:
+        patch.setattr("keepstep.training.checkpoint.Block", refuse)
+        for step in (1, 2):
+            writer.save(step, state, private=b"")
+            writer.settle()
+    assert len(problems) == 1 and "checkpoint of step 1 was not written: " in problems[0]
+    assert "Cannot allocate memory; training goes on without it -> free memory on this node" in problems[0]
+    writer.save(3, state, private=b"")
+    writer.close()
+    assert valid_steps(tmp_path, rank=0, world=1) == ([3], [])

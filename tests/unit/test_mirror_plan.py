@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from test_fabric import World
 from keepstep.records.domain_messages import StateKept
 from keepstep.records.mirror_messages import AskMirrors, Mirrors, PlaceMirror
 from keepstep.training.fabric import Fabric
+from keepstep.training.host_memory import Block
 from keepstep.training.mirror_plan import VERSIONS, MirrorPlan, Share, plan_of, votes_of
 from keepstep.training.mirrors import MemberMirrors
 from keepstep.training.state import TrackedState
@@ -155,3 +157,31 @@ def test_mirrors_that_the_script_ends_are_not_gone_back_to(job: Job) -> None:
     shown = job.trained[0].shows()
     assert (shown.own, shown.held) == ((), ())
     assert first.mirrors.oldest is None
+
+
+@pytest.mark.parametrize("where", ["own", "held"])
+def test_training_goes_on_without_mirrors_where_memory_is_refused(
+    job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
+) -> None:
+    """Told once; all members stop alike, and begin again in the next generation."""
+    short = job.trained[0].mirrors
+    shelf = short._own if where == "own" else short._holder.shelf
+
+    def refuse(rank: int, nbytes: int) -> Block:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shelf, "room", refuse)
+        for version in range(1, 1000):
+            job.everywhere(lambda fabric, version=version: job.trained[fabric.rank].step(version))
+            if all(one.mirrored()[-1:] == [False] for one in job.trained):
+                break
+        for one in job.trained:
+            assert one.mirrored() == [True, False] and one.mirrors.oldest is None
+    told = [line.getMessage() for line in caplog.records if "no mirrors" in line.getMessage()]
+    assert len(told) == 1 and told[0].startswith("no mirrors: 8 MB for a copy are refused here")
+    job.install(2)
+    for one in job.trained:
+        one.mirrors.run_on(version)
+    job.train(version + 1)
+    assert all(one.mirrored() == [True, False, True] for one in job.trained)

@@ -86,8 +86,9 @@ class CheckpointWriter:
     Steps that it has neither written nor loaded do not count: another rank may have found them damaged, or another job
     may have left them.
 
-    What goes wrong (a full disk) is told to `on_problem` (default: a log warning) once, until writing works again;
-    training goes on. `alone`: the directory is this node's; every rank writes its whole state and looks at no other's.
+    What goes wrong (a full disk, no memory for the copy) is told to `on_problem` (default: a log warning) once, until
+    writing works again; training goes on. `alone`: the directory is this node's; every rank writes its whole state and
+    looks at no other's.
     """
 
     def __init__(
@@ -138,12 +139,23 @@ class CheckpointWriter:
         part = _Part(step, private, replica, holder, written_in, buckets=state.gradient_buckets.kept())
         if holder == self._rank:
             image = state.image(whole=True)
-            if self._block is None or self._block.nbytes != image.manifest.nbytes:
-                self._block = Block(image.manifest.nbytes)
-            self._copy = StateCopy(image, self._block, version=step, private=private)
+            block = self._room(step, image.manifest.nbytes)
+            if block is None:
+                return
+            self._copy = StateCopy(image, block, version=step, private=private)
             part = replace(part, copy=self._copy, described=describe(state, image.manifest))
         self._thread = threading.Thread(target=self._run, args=(part,), name=f"checkpoint-{step}")
         self._thread.start()
+
+    def _room(self, step: int, nbytes: int) -> Block | None:
+        """Host memory for a copy; None, which is told, where the system gives none."""
+        if self._block is None or self._block.nbytes != nbytes:
+            self._block = None
+            try:
+                self._block = Block(nbytes)
+            except OSError as error:
+                self._tell(step, error, remedy=f"free memory on this node: a copy takes {nbytes // 1_000_000} MB")
+        return self._block
 
     def settle(self) -> None:
         """The state is about to change: wait until it is copied."""
@@ -199,16 +211,19 @@ class CheckpointWriter:
             self._last = part.step
             self.retain()
         except OSError as error:
-            if not self._failing:
-                self._on_problem(
-                    f"checkpoint of step {part.step} was not written: {error}; training goes on without it "
-                    f"-> {_remedy(error, self._directory)}"
-                )
-            self._failing = True
+            self._tell(part.step, error, remedy=_remedy(error, self._directory))
             return
         self._failing = False
         if self.on_written is not None:
             self.on_written(part.step)
+
+    def _tell(self, step: int, error: OSError, *, remedy: str) -> None:
+        """Say why a checkpoint was not written, once until one is again."""
+        if not self._failing:
+            self._on_problem(
+                f"checkpoint of step {step} was not written: {error}; training goes on without it -> {remedy}"
+            )
+        self._failing = True
 
     def _write(self, part: _Part) -> None:
         """Data, header, page, in this order; what was there of the same step counts no more. Raises OSError."""

@@ -117,7 +117,11 @@ class Leading:
         if nbytes + _SPARE_BYTES > most:
             self._give_up(f"a copy of {nbytes >> 20} MiB does not fit in half of the memory that is free on this node")
             return
-        parts = [memoryview(bytes(buffer)) for buffer in image.buffers]
+        try:
+            parts = [memoryview(bytes(buffer)) for buffer in image.buffers]
+        except MemoryError:
+            self._give_up(f"a copy of {nbytes >> 20} MiB is refused on this node")
+            return
         with self._change:
             if not self._connected:
                 return

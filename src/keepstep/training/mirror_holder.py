@@ -25,10 +25,14 @@ from keepstep.training.shelf import KeptState, Shelf
 from keepstep.training.statewire import receive_exactly, set_timeout
 from keepstep.training.transfer import StateServer
 
-__all__ = ["PRIVATE_FRAME", "MirrorHolder"]
+__all__ = ["NO_MEMORY", "PRIVATE_FRAME", "MirrorHolder"]
 
 PRIVATE_FRAME = struct.Struct("<IIQI")
 """Rank, generation, version and length in front of a rank's own state."""
+NO_MEMORY = (
+    "no mirrors: %d MB for a copy are refused here (%s); a loss without a live replica goes back to a checkpoint"
+    " -> free memory on this node, or job.mirror(False)"
+)
 _TIMEOUT_S = 120.0
 _MAX_RANKS = 4096
 _log = logging.getLogger("keepstep")
@@ -38,11 +42,12 @@ class MirrorHolder:
     """Serves three kinds of connections: `mirror` (a copy comes), `private` (own state comes), `copy` (a joiner asks).
 
     A copy is taken in the generation that it was made in only, and not between `freeze` and `run_on`: what the
-    controller was told must stay.
+    controller was told must stay. `short` says that there was no memory for one.
     """
 
     def __init__(self, fabric: Fabric) -> None:
         self.shelf = Shelf()
+        self.short = False
         self._fabric = fabric
         self._lock = threading.Lock()  # of what follows; a copy is judged and put on the shelf while it is held
         self._frozen = False
@@ -92,7 +97,13 @@ class MirrorHolder:
                 if not self._wanted(offer.generation) or len(offer.private) > MAX_PRIVATE:
                     return None
                 self._givers[sock] = offer.generation
-                block = self.shelf.room(offer.rank, manifest.nbytes)
+                try:
+                    block = self.shelf.room(offer.rank, manifest.nbytes)
+                except OSError as error:
+                    if not self.short:
+                        _log.warning(NO_MEMORY, manifest.nbytes // 1_000_000, error)
+                    self.short = True
+                    return None
             pending.append((offer.rank, block))
             return block
 

@@ -19,7 +19,7 @@ from keepstep.training.agent_link import AgentLink
 from keepstep.training.data import Batches
 from keepstep.training.fabric import Fabric, Mode
 from keepstep.training.host_memory import copy_bytes
-from keepstep.training.mirror_holder import MirrorHolder
+from keepstep.training.mirror_holder import NO_MEMORY, MirrorHolder
 from keepstep.training.mirror_plan import VERSIONS, Share, plan_of, votes_of
 from keepstep.training.mirror_sender import MirrorSender, PrivateSender
 from keepstep.training.mirror_wire import ask_copy
@@ -32,6 +32,8 @@ from keepstep.training.transfer import SourcesLost, fetch
 __all__ = ["MemberMirrors"]
 
 _DIAL_TIMEOUT_S = 5.0
+_SHORT = -2
+"""The vote of a member that got no memory for a copy: nobody makes mirrors any more in this generation."""
 _log = logging.getLogger("keepstep")
 
 
@@ -48,11 +50,11 @@ class MemberMirrors:
         self._holder = MirrorHolder(fabric)
         self._sender = MirrorSender(fabric, self._own, place=self._place)
         self._private = PrivateSender(fabric, place=self._place)
-        self._generation = -1
-        self._active = self._sends = False
+        self._generation, self._replica = -1, ""
+        self._active = self._sends = self._short = False
         self._last = -1
         self._copy: StateCopy | None = None
-        fabric.ballot.add("mirrored", lambda: self._sender.stored)
+        fabric.ballot.add("mirrored", lambda: _SHORT if self._short or self._holder.short else self._sender.stored)
 
     # ------------------------------------------------------------------ while training goes on
 
@@ -73,12 +75,20 @@ class MemberMirrors:
         if not self._active or version < self._last + self.every:
             return
         if self._last >= 0:
-            if self._fabric.ballot.least("mirrored") != self._last:
+            stored = self._fabric.ballot.least("mirrored")
+            if stored == _SHORT:
+                self._stop()
+            if stored != self._last:
                 return
             self._holder.shelf.drop_older_generations(self._generation)
         self._last = version
         image = tracked.image()
-        block = self._own.room(self._fabric.rank, image.manifest.nbytes)
+        try:
+            block = self._own.room(self._fabric.rank, image.manifest.nbytes)
+        except OSError as error:
+            self._short = True
+            _log.warning(NO_MEMORY, image.manifest.nbytes // 1_000_000, error)
+            return
         self._copy = StateCopy(image, block, version=version, private=own)
         self._sender.submit(self._copy, generation=self._generation, send=self._sends)
 
@@ -114,7 +124,8 @@ class MemberMirrors:
                 nbytes // 1_000_000,
                 VERSIONS,
             )
-        self._generation = self._fabric.generation
+        self._generation, self._replica = self._fabric.generation, replica
+        self._short = self._holder.short = False
         self._active = plan.active
         self._sends = rank in plan.need
         self._link.say(StateKept(self._generation, rank, replica, self._active and self._sends))
@@ -123,6 +134,13 @@ class MemberMirrors:
         if not self._active:
             self._clear()
         return True
+
+    def _stop(self) -> None:
+        """All members stop alike until the next generation: one of them had no memory for a copy."""
+        self._active = False
+        self._sender.forget()
+        self._clear()
+        self._link.say(StateKept(self._generation, self._fabric.rank, self._replica, False))
 
     def _clear(self) -> None:
         """Copies are not made any more: what is there grows old, and must not be gone back to."""
