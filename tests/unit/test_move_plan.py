@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keepstep.control.job import decide
-from keepstep.control.job_state import Change, Event, JobSpec, JobState
+from keepstep.control.job_state import Change, Event, JobSpec, JobState, WarmState
 from keepstep.control.move_plan import plan_move
 from keepstep.control.move_state import Heir, Move
 from keepstep.control.roster import Member, NodeSpec, Status
@@ -59,9 +59,10 @@ def test_a_whole_node_never_moves_to_itself():
     assert plan_move(job(members=members, nodes=nodes), MoveRequest((0,)))[0].node == "n0", "one rank may"
 
 
+MEMBERS = job().members
 MOVE = Move(3, 2, (Heir(1, "m1", "n0", "n1"),), 0.0, 0.0)
-FINISHED = job().members | {"m3": member("m3", 3, "n1", Status.FINISHED)}
-STARTING = job().members | {"m0": member("m0", 0, "n0", Status.STARTING)}
+FINISHED = MEMBERS | {"m3": member("m3", 3, "n1", Status.FINISHED)}
+STARTING = MEMBERS | {"m0": member("m0", 0, "n0", Status.STARTING)}
 
 
 @pytest.mark.parametrize(
@@ -127,3 +128,25 @@ def test_a_node_that_goes_away_before_a_process_is_warm_there_ends_the_move_with
     assert (record.outcome, record.why) == ("not made", "node n2 is lost")
     assert decision.state.move is None and decision.state.phase == "running"
     assert not any(one.node == "n2" for one in decision.orders)
+
+
+def test_the_standby_that_has_rehearsed_such_a_role_takes_the_rank():
+    """As for a rank that is lost; one that is just rehearsing comes last."""
+    idle, busy = member("m4", -1, "n0", Status.WARM), msgspec.structs.replace(MEMBERS["m4"], name="m5", warming=True)
+    other = msgspec.structs.replace(idle, name="m6", warmed=("b",))
+    same = msgspec.structs.replace(idle, name="m7", warmed=("b", "a"))
+    for there, chosen in (((busy, idle), "m4"), ((busy, other, same), "m7"), ((busy,), "m5")):
+        ranks = [m for m in MEMBERS.values() if m.rank >= 0]
+        members = {m.name: m for m in (*ranks, *there)}
+        state = job(members=members, warm=WarmState(kinds={2: "a"}), nodes=(NodeSpec("n0", 2, 3), NODES[1]))
+        asked = decide(state, Event("", "", MoveRequest((2,), to="n0")), now=1.0)
+        assert [heir.joiner for heir in asked.state.move.heirs] == [chosen]
+
+
+def test_a_rank_goes_where_a_standby_has_rehearsed_such_a_role():
+    cold = member("m5", -1, "n2", Status.WARM)
+    nodes = (*NODES, NodeSpec("n2", 0, 2))
+    for warmed, node in ((None, "n2"), (("b",), "n2"), (("a",), "n0")):
+        warm = msgspec.structs.replace(MEMBERS["m4"], warmed=warmed)
+        state = job(members=MEMBERS | {"m4": warm, "m5": cold}, nodes=nodes, warm=WarmState(kinds={2: "a"}))
+        assert [heir.node for heir in plan_move(state, MoveRequest((2,)))] == [node]

@@ -23,7 +23,7 @@ def choose_standby(turn: Turn, rank: int) -> Member | None:
 
     It says where the choice leaves something to be wished for.
     """
-    warm = sorted(standbys(turn.state.members, Status.WARM), key=lambda m: warmth(turn, m, rank=rank))
+    warm = sorted(standbys(turn.state.members, Status.WARM), key=lambda m: warmth(turn.state, m, rank=rank))
     if not warm:
         return None
     copies, failed = _copies(turn, rank), _failed(turn)

@@ -7,6 +7,8 @@ step of the joiners completes it. What goes wrong is in `move_losses`.
 
 from __future__ import annotations
 
+from functools import partial
+
 from keepstep.control.answers import speaker
 from keepstep.control.job_state import Event
 from keepstep.control.mirror_sources import place_mirrors
@@ -17,6 +19,7 @@ from keepstep.control.outcome import BROKEN_STANDBYS
 from keepstep.control.roster import Member, Status, by_rank, free_local_rank, live, standbys
 from keepstep.control.starting import start_standby
 from keepstep.control.turn import Turn
+from keepstep.control.warming import warmth
 from keepstep.errors import UsageError
 from keepstep.records.address import Address
 from keepstep.records.messages import Welcome
@@ -186,10 +189,13 @@ def _find_joiners(turn: Turn) -> None:
     if gone:
         cancel_move(turn, f"node {', '.join(sorted(gone))} is lost")
         return
+    waiting = standbys(turn.state.members, Status.WARM)
     for heir in move.heirs:
-        warm = [m for m in standbys(turn.state.members, Status.WARM) if m.node == heir.node]
-        if not heir.joiner and warm:
-            _welcome(turn, heir, standby=warm[0])
+        warm = [] if heir.joiner else [m for m in waiting if m.node == heir.node]
+        if warm:
+            chosen = min(warm, key=partial(warmth, turn.state, rank=heir.rank))
+            waiting.remove(chosen)
+            _welcome(turn, heir, standby=chosen)
     missing = [heir.node for heir in turn.move_under_way.heirs if not heir.joiner]
     for node in sorted(set(missing)):
         coming = [m for m in standbys(turn.state.members, Status.STARTING) if m.node == node]

@@ -7,12 +7,15 @@ from collections import Counter
 from keepstep.control.job_state import JobState
 from keepstep.control.move_state import Heir
 from keepstep.control.roster import Member, Status, by_rank, free_places, live, standbys
+from keepstep.control.warming import warmth
 from keepstep.errors import UsageError
 from keepstep.records.moves import MoveRequest
 
 __all__ = ["plan_move", "plan_words"]
 
 _AGAIN = "try again when it is over"
+_NO_STANDBY = 3
+"""Behind every `warmth`."""
 
 
 def plan_move(state: JobState, request: MoveRequest) -> tuple[Heir, ...]:
@@ -26,10 +29,10 @@ def plan_move(state: JobState, request: MoveRequest) -> tuple[Heir, ...]:
         for member in leavers:
             if member.node == request.to:
                 raise UsageError(f"rank {member.rank} is on node {request.to} already", remedy="name another node")
-    room = _room(state)
+    room, warm = _room(state), standbys(state.members, Status.WARM)
     heirs: list[Heir] = []
     for member in leavers:
-        node = request.to or _elsewhere(state, member, room=room, without=request.node)
+        node = request.to or _elsewhere(state, member, room=room, warm=warm, without=request.node)
         room[node] -= 1
         if room[node] < 0:
             have = sum(heir.node == node for heir in heirs)
@@ -104,14 +107,17 @@ def _room(state: JobState) -> Counter[str]:
     return Counter(free_places(state.nodes, state.members)) + waiting
 
 
-def _elsewhere(state: JobState, member: Member, *, room: Counter[str], without: str) -> str:
-    """A node for the joiner: not the leaver's own, unless no other has room; one with a warm standby comes first.
+def _elsewhere(state: JobState, member: Member, *, room: Counter[str], warm: list[Member], without: str) -> str:
+    """A node for the joiner: not the leaver's own, unless no other has room; one with a standby in `warm` comes first,
+    and of these one where such a role was rehearsed.
 
     Never `without`, which all its ranks are to leave.
     """
-    warm = Counter(m.node for m in standbys(state.members, Status.WARM))
+    best: dict[str, int] = {}
+    for one in warm:
+        best[one.node] = min(best.get(one.node, _NO_STANDBY), warmth(state, one, rank=member.rank))
     there = [node.name for node in state.nodes if not node.gone and node.name != without]
     if not there:
         raise UsageError(f"there is no node but {without}", remedy="start an agent on another node, or name --rank")
-    order = sorted(there, key=lambda name: (room[name] <= 0, name == member.node, not warm[name], -room[name]))
-    return order[0]
+    none = _NO_STANDBY
+    return min(there, key=lambda name: (room[name] <= 0, name == member.node, best.get(name, none), -room[name]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from keepstep.control.job_state import Event, Seat, WarmState
+from keepstep.control.job_state import Event, JobState, Seat, WarmState
 from keepstep.control.kinds import choose_kinds
 from keepstep.control.roster import Member, Status, live, standbys
 from keepstep.control.turn import Turn
@@ -132,11 +132,11 @@ def _seated(kind: RoleKind, seats: dict[int, Seat]) -> RoleKind:
     )
 
 
-def warmth(turn: Turn, standby: Member, *, rank: int) -> int:
+def warmth(state: JobState, standby: Member, *, rank: int) -> int:
     """How well a standby fits `rank` (lower is better): it rehearsed such a role, did not, or is just rehearsing."""
     if standby.warming:
         return 2
-    return 0 if turn.state.warm.kinds.get(rank, "") in (standby.warmed or ()) else 1
+    return 0 if state.warm.kinds.get(rank, "") in (standby.warmed or ()) else 1
 
 
 def _speaker(turn: Turn, event: Event) -> Member | None:
