@@ -19,6 +19,7 @@ from keepstep.records.messages import AgentHello
 from keepstep.service.canary_run import Canary, CanaryFailed, canary_plan, last_word, not_a_canary, run_canary
 from keepstep.service.job_host import JobPlan
 from keepstep.service.member_process import bad_loss
+from keepstep.service.run_directory import RunDirectory, is_running
 from keepstep.service.settings import Settings
 from keepstep.service.stop_signals import STOPPED_BY
 
@@ -111,7 +112,7 @@ def test_its_report_is_read(tmp_path: Path):
         (folder / "report.json").write_bytes(msgspec.json.encode(report))
         return report.exit_code
 
-    run_canary(PLAN, Canary(2, 5), path=tmp_path / "good", lead=lead)
+    run_canary(PLAN, Canary(2, 5), path=tmp_path / "good", lead=lead).close()
     with pytest.raises(CanaryFailed, match=r"the loss is nan in m0\.log"):
         run_canary(PLAN, Canary(2, 5), path=tmp_path / "bad", lead=lead)
     assert told == [(2, tmp_path / "good" / "canary"), (2, tmp_path / "bad" / "canary")]
@@ -138,3 +139,21 @@ def test_the_directory_must_be_free_for_the_job_itself(tmp_path: Path):
     with pytest.raises(UsageError, match=r"thesis\.txt"):
         run_canary(PLAN, Canary(2, 5), path=tmp_path, lead=lambda small, folder: 0)
     assert not (tmp_path / "canary").exists() and (tmp_path / "thesis.txt").read_text() == "years"
+
+
+def test_no_other_run_begins_in_the_directory_while_the_canary_runs_and_before_the_job_begins(tmp_path: Path):
+    path = tmp_path / "run"
+
+    def lead(small: JobPlan, folder: Path) -> int:
+        with pytest.raises(UsageError, match="another run is going on"):
+            RunDirectory(path, reserve_bytes=0)
+        folder.mkdir()
+        (folder / "report.json").write_bytes(msgspec.json.encode(CLEAN))
+        return 0
+
+    directory = run_canary(PLAN, Canary(2, 5), path=path, lead=lead)
+    assert is_running(path)
+    directory.close()
+    with pytest.raises(CanaryFailed):
+        run_canary(PLAN, Canary(2, 5), path=tmp_path / "failed", lead=lambda small, folder: 1)
+    assert not (tmp_path / "failed").exists(), "it is let go"

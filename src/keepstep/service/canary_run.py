@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -68,16 +69,27 @@ def canary_plan(plan: JobPlan, canary: Canary) -> JobPlan:
     )
 
 
-def run_canary(plan: JobPlan, canary: Canary, *, path: Path, lead: Callable[[JobPlan, Path], int]) -> None:
-    """Run the canary of `plan` in a folder of the run directory `path`; its report stays there.
+def run_canary(plan: JobPlan, canary: Canary, *, path: Path, lead: Callable[[JobPlan, Path], int]) -> RunDirectory:
+    """Run the canary of `plan` in a folder of the run directory `path`, where its report stays.
 
-    `lead(plan, path)` runs a job to its end. Raises CanaryFailed if the canary is no reason to go on, or somebody ended
-    it by a signal, UsageError and EnvironmentProblem if it cannot begin.
+    The run directory is held from before the canary on, and returned for the job itself. `lead(plan, path)` runs a job
+    to its end. Raises CanaryFailed if the canary is no reason to go on, or somebody ended it by a signal, UsageError
+    and EnvironmentProblem if it cannot begin.
     """
     small = canary_plan(plan, canary)
-    RunDirectory(path, reserve_bytes=plan.settings.reserve_bytes).close()  # it must be free for the job itself
-    folder = path / CANARY_FOLDER
-    code = lead(small, folder)
+    directory = RunDirectory(path, reserve_bytes=plan.settings.reserve_bytes)
+    with contextlib.ExitStack() as unless_good:
+        unless_good.callback(directory.close)
+        _judge(lead(small, path / CANARY_FOLDER), canary, folder=path / CANARY_FOLDER)
+        unless_good.pop_all()
+    console = Console()
+    console.say(f"keepstep: the canary of {canary.ranks} ranks came to a clean end, the job begins", error=True)
+    console.close()
+    return directory
+
+
+def _judge(code: int, canary: Canary, *, folder: Path) -> None:
+    """Raise CanaryFailed if the canary in `folder`, which ended with `code`, is no reason to go on."""
     report = _report_of(folder)
     if report is not None and report.why in map(stopped_words, STOPPED_BY):
         stopped = CanaryFailed(f"the canary of {canary.ranks} ranks was {report.why}; the job was not started")
@@ -89,9 +101,6 @@ def run_canary(plan: JobPlan, canary: Canary, *, path: Path, lead: Callable[[Job
     if why:
         remedy = f"see `keepstep report {folder}` and its logs; the job was not started"
         raise CanaryFailed(f"the canary of {canary.ranks} ranks is no reason to go on: {why}", remedy=remedy)
-    console = Console()
-    console.say(f"keepstep: the canary of {canary.ranks} ranks came to a clean end, the job begins", error=True)
-    console.close()
 
 
 def last_word(report: RunReport, job: str) -> tuple[int, str]:

@@ -6,7 +6,6 @@ import asyncio
 import os
 import platform
 import re
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,19 +82,24 @@ def run_job(request: RunRequest) -> int:
     plan.start_drills()
     labels_of_flags(request.labels)
     path = request.directory or Path(settings.run_root) / job
+
+    def lead(small: JobPlan, folder: Path) -> int:
+        return _lead(small, RunDirectory(folder, reserve_bytes=settings.reserve_bytes), clock=clock)
+
     if request.canary.ranks:
-        run_canary(plan, request.canary, path=path, lead=partial(_lead, clock=clock))
-    return _lead(plan, path, clock=clock)
+        directory = run_canary(plan, request.canary, path=path, lead=lead)
+    else:
+        directory = RunDirectory(path, reserve_bytes=settings.reserve_bytes)
+    return _lead(plan, directory, clock=clock)
 
 
-def _lead(plan: JobPlan, path: Path, *, clock: Clock) -> int:
-    """One job in the run directory `path`, to its end; its exit code."""
-    directory = RunDirectory(path, reserve_bytes=plan.settings.reserve_bytes)
+def _lead(plan: JobPlan, directory: RunDirectory, *, clock: Clock) -> int:
+    """One job in its run directory, to its end; its exit code."""
     progress = Progress()
     console = Console(progress.write)
     try:
         open_logs(plan.settings.log_level, console=console, directory=directory.logs)
-        console.say(f"keepstep: job {plan.job}, run directory {path}", error=True)
+        console.say(f"keepstep: job {plan.job}, run directory {directory.path}", error=True)
         return asyncio.run(_Embedded(plan, directory, clock=clock, console=console).run(progress))
     finally:
         close_logs()

@@ -48,13 +48,17 @@ def run_controller(request: RunRequest, listening: Listening) -> int:
     path = request.directory or Path(settings.run_root) / job
     not_a_canary(job)
     if request.canary.ranks:
-        listening = _canary_first(plan, request.canary, listening=listening, path=path, clock=clock)
-    directory = RunDirectory(path, reserve_bytes=settings.reserve_bytes)
+        listening, directory = _canary_first(plan, request.canary, listening=listening, path=path, clock=clock)
+    else:
+        directory = RunDirectory(path, reserve_bytes=settings.reserve_bytes)
     return _lead(plan, listening, directory=directory, clock=clock)
 
 
-def _canary_first(plan: JobPlan, canary: Canary, *, listening: Listening, path: Path, clock: Clock) -> Listening:
-    """Run the canary on the first agents that come; they come back for the job, to the port that is returned."""
+def _canary_first(
+    plan: JobPlan, canary: Canary, *, listening: Listening, path: Path, clock: Clock
+) -> tuple[Listening, RunDirectory]:
+    """Run the canary on the first agents that come; they come back for the job, to the port that is returned with the
+    run directory, which is held from before the canary on."""
     port = listening.port or free_ports(1)[0]
     listening = msgspec.structs.replace(listening, port=port)
 
@@ -65,8 +69,7 @@ def _canary_first(plan: JobPlan, canary: Canary, *, listening: Listening, path: 
         small = msgspec.structs.replace(small, settings=settings)
         return _lead(small, listening, directory=directory, clock=clock)
 
-    run_canary(plan, canary, path=path, lead=lead)
-    return listening
+    return listening, run_canary(plan, canary, path=path, lead=lead)
 
 
 def take_over(path: Path) -> int:
