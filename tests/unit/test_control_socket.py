@@ -87,6 +87,28 @@ def test_an_answer_is_what_the_run_says(run: tuple[Path, str], answer: KeepstepE
     assert asyncio.run(served()) == "kill now"
 
 
+def test_a_move_may_name_every_rank_of_a_large_job(run: tuple[Path, str]) -> None:
+    directory, name = run
+    request = MoveRequest(tuple(range(16384)))
+
+    def drill(request: DrillRequest) -> str:
+        raise AssertionError
+
+    async def probe(number: int) -> str:
+        raise AssertionError
+
+    async def move(request: MoveRequest) -> str:
+        return ", ".join(f"rank {rank} from m{rank} on {name} to a standby on {name}" for rank in request.ranks)
+
+    async def asked() -> str:
+        async with await serve_control(name, drill=drill, probe=probe, move=move):
+            return await asyncio.to_thread(ask_move, directory, request)
+
+    assert asyncio.run(asked()).endswith(f"m16383 on {name} to a standby on {name}")
+    with pytest.raises(UsageError, match="a move with a request of .* bytes, at most 131071 are taken"):
+        ask_move(directory, MoveRequest(tuple(range(10**6, 10**6 + 16384))))
+
+
 @pytest.mark.parametrize(
     ("line", "says"),
     [

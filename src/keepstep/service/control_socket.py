@@ -29,8 +29,9 @@ __all__ = [
     "serve_control",
 ]
 
-_MAX_LINE_BYTES = 4096
-_MAX_REPLY_BYTES = 1 << 20
+_MAX_LINE_BYTES = 1 << 17
+"""A request that names 16,384 ranks one by one takes 96 KiB."""
+_MAX_REPLY_BYTES = 1 << 23
 _CLIENT_S = 5.0
 _PROBE_S = 150.0
 _MOVE_S = 3600.0
@@ -113,6 +114,11 @@ def _ask(directory: Path, request: bytes, *, what: str, limit_s: float) -> str:
         raise UsageError("this is the directory of an agent", where=str(directory), remedy="give the controller's")
     if not is_running(directory):
         raise _unheard(directory, facts.job, what=what)
+    if len(request) >= _MAX_LINE_BYTES:
+        raise UsageError(
+            f"{what} with a request of {len(request)} bytes, at most {_MAX_LINE_BYTES - 1} are taken",
+            remedy="name fewer ranks at once, or a node",
+        )
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(limit_s)
         try:
