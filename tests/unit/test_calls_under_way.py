@@ -52,6 +52,15 @@ def test_who_has_not_come_to_a_call_is_not_waited_for_over_a_dead_link() -> None
     assert told(CallsUnderWay(), words) == [[]] * 7
 
 
+def test_all_wait_for_one_who_has_not_come_though_not_over_their_own_links() -> None:
+    """As in the vote behind a collective that takes long: rank 0 has come, and waits itself."""
+    words = [
+        [word(4, 0, age_s=0.5 * turn), word(0, 1, age_s=0.5 * turn), word(1, 5, age_s=0.0, started=4)]
+        for turn in range(1, 8)
+    ]
+    assert told(CallsUnderWay(), words)[1:] == [[]] * 6
+
+
 def test_a_new_generation_begins_afresh() -> None:
     calls = CallsUnderWay()
     told(calls, [[word(0, 1, age_s=0.5 * turn)] for turn in range(1, 5)])

@@ -1,7 +1,7 @@
 """Which links hold a collective up? By what members tell of the calls they are in, twice a second while no step ends.
 
 A dead link carries nothing, and soon nothing passes in the whole call. While bytes pass anywhere in it, a slow link
-holds it up, and that is no reason to cut it. Who has not begun the call yet is waited for over a sound link.
+holds it up, and that is no reason to cut it. Who has not begun the call yet is waited for by all, over sound links.
 """
 
 from __future__ import annotations
@@ -40,9 +40,8 @@ class CallsUnderWay:
             self._generation, self._told, self._moving = progress.generation, {}, {}
         found: list[tuple[int, int]] = []
         for mark in progress.groups:
-            if mark.lane == _COLLECTIVES and self._quiet(mark, progress.rank, now=now):
-                waited = [peer.peer for peer in mark.peers if _long(peer) and self._came(peer.peer, mark, now=now)]
-                found += [(progress.rank, peer) for peer in waited]
+            if mark.lane == _COLLECTIVES and self._quiet(mark, progress.rank, now=now) and self._all_came(mark, now):
+                found += [(progress.rank, peer.peer) for peer in mark.peers if _long(peer)]
         return found
 
     def _quiet(self, mark: GroupMark, rank: int, *, now: float) -> bool:
@@ -59,10 +58,10 @@ class CallsUnderWay:
         long = mark.open_us >= _STALL_US and now - before.since >= quiet_s
         return long and now >= self._moving.get(mark.hash, 0.0)
 
-    def _came(self, rank: int, mark: GroupMark, *, now: float) -> bool:
-        """Whether a member has begun the call of `mark`, or has told nothing lately."""
-        told = self._told.get((mark.hash, rank))
-        return told is None or now - told.at > _FRESH_S or told.mark.started >= mark.started
+    def _all_came(self, mark: GroupMark, now: float) -> bool:
+        """Whether everybody who has told lately has begun the call of `mark`: else all wait for those who have not."""
+        lately = (told for (group, _), told in self._told.items() if group == mark.hash and now - told.at <= _FRESH_S)
+        return all(told.mark.started >= mark.started for told in lately)
 
 
 def _passed(before: GroupMark, mark: GroupMark) -> bool:
