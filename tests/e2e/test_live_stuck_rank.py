@@ -12,12 +12,20 @@ import pytest
 from watched import SCRIPTS, cluster, running, suspects
 
 
+@pytest.fixture
+def quick(tmp_path) -> tuple[object, ...]:
+    """A hang is acted on after four seconds."""
+    path = tmp_path / "quick.toml"
+    path.write_text("hang_s = 0.5\n")
+    return ("--settings", path)
+
+
 def wrong(tmp_path, how: str, *more: object) -> tuple[object, ...]:
     return ("--steps", 200, "--wrong", f"1:60:{how}", "--marker", tmp_path / "marker", *more)
 
 
-def test_a_rank_that_hangs_is_named_and_replaced_and_the_job_ends_well(tmp_path):
-    with running(tmp_path / "run", "live.py", *wrong(tmp_path, "sleep"), options=("--standby", 1)) as job:
+def test_a_rank_that_hangs_is_named_and_replaced_and_the_job_ends_well(tmp_path, quick):
+    with running(tmp_path / "run", "live.py", *wrong(tmp_path, "sleep"), options=("--standby", 1, *quick)) as job:
         assert job.finish() == 0, job.text()
     found = job.findings("noncommunication_hang")
     assert [f.get("status", "new") for f in found if f["number"] == found[0]["number"]][0] == "new"
@@ -45,8 +53,8 @@ def test_the_evidence_of_a_finding_is_in_its_bundle(tmp_path):
 
 
 @pytest.mark.long
-def test_a_rank_that_dead_locks_with_itself_is_named_and_left_alone(tmp_path):
-    with running(tmp_path / "run", "live.py", *wrong(tmp_path, "lock"), options=("--standby", 1)) as job:
+def test_a_rank_that_dead_locks_with_itself_is_named_and_left_alone(tmp_path, quick):
+    with running(tmp_path / "run", "live.py", *wrong(tmp_path, "lock"), options=("--standby", 1, *quick)) as job:
         job.until(lambda: job.said("stands at a lock of the script"), "the check")
         assert not job.records("Incident")
         job.stop()
@@ -56,8 +64,8 @@ def test_a_rank_that_dead_locks_with_itself_is_named_and_left_alone(tmp_path):
 
 @pytest.mark.long
 @pytest.mark.parametrize("how", ["loop", "data"])
-def test_a_rank_that_computes_or_waits_for_its_loader_is_not_replaced(tmp_path, how):
-    with running(tmp_path / "run", "live.py", *wrong(tmp_path, how), options=("--standby", 1)) as job:
+def test_a_rank_that_computes_or_waits_for_its_loader_is_not_replaced(tmp_path, quick, how):
+    with running(tmp_path / "run", "live.py", *wrong(tmp_path, how), options=("--standby", 1, *quick)) as job:
         kinds = ("noncommunication_hang", "imbalance")
         job.until(lambda: any(job.findings(kind) for kind in kinds), "a finding")
         with pytest.raises(AssertionError):
@@ -68,9 +76,9 @@ def test_a_rank_that_computes_or_waits_for_its_loader_is_not_replaced(tmp_path, 
 
 
 @pytest.mark.long
-def test_agents_of_several_nodes_do_the_same_over_the_network(tmp_path):
+def test_agents_of_several_nodes_do_the_same_over_the_network(tmp_path, quick):
     arguments = ("--steps", 150, "--wrong", "3:60:sleep", "--marker", tmp_path / "marker")
-    with cluster(tmp_path, SCRIPTS / "live.py", *arguments, ranks=2) as controller:
+    with cluster(tmp_path, SCRIPTS / "live.py", *arguments, ranks=2, options=quick) as controller:
         assert controller.finish() == 0, controller.text()
     found = controller.findings("noncommunication_hang")
     assert suspects(found[0]) == [[{"rank": 3}]]

@@ -13,6 +13,7 @@ from keepstep.service.plain_eyes import plain_place
 from keepstep.service.stack_words import digest_of, own_line, place_words, stands_at_a_lock, waits_for_work
 from keepstep.service.stacks import Stack, StackFrame, ThreadStack
 
+UPLOADS = (StackFrame("_try_wait", "/usr/lib/python3.11/subprocess.py", 1904), StackFrame("save", "/u/train.py", 8))
 SLEEPS = (StackFrame("stand_still", "/u/train.py", 12), StackFrame("<module>", "/u/train.py", 40))
 STILL = Look("S", SLEEPS, "py-spy", 10.0, 500, False)
 
@@ -39,6 +40,12 @@ def test_nothing_moved_is_hard_evidence() -> None:
 )
 def test_anything_that_moves_denies_it(second: Look, why: str) -> None:
     assert why in compared(STILL, second, apart_s=1.0, alone=True)
+
+
+def test_who_waits_for_a_process_it_started_is_at_work() -> None:
+    """An upload or an evaluator: whoever is replaced then loses what it was about to write."""
+    look = change(frames=UPLOADS)
+    assert "waits for a process that it started" in compared(look, look, apart_s=1.0, alone=True)
 
 
 def test_a_stopped_process_needs_no_stack() -> None:

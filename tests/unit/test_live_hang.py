@@ -47,13 +47,23 @@ def test_a_frozen_rank_is_named_at_once_and_hard(rank):
 
 
 @pytest.mark.parametrize("rank", [0, 5])
-def test_a_dead_lock_is_hard_once_its_stacks_stay(rank):
-    _, said = stalled(Stall("dead-lock", step=20, rank=rank))
+def test_a_dead_lock_is_named_at_once_and_hard_once_it_has_lasted(rank):
+    """What does nothing for half a minute may wait for an upload, and goes on."""
+    _, said = stalled(Stall("dead-lock", step=20, rank=rank), seconds=50.0)
     after, live = only(said)
     assert live.finding.suspects == ((Suspect(rank=rank),),)
     assert (live.finding.kind, live.finding.layer) == ("noncommunication_hang", "application")
     assert after <= 4.0
-    assert live.hard
+    assert [one.hard for _, one in said][0] is False
+    assert min(after for after, one in said if one.hard) > 40.0
+
+
+def test_a_process_that_is_gone_is_no_hang():
+    """Its peers tell of the loss before its agent tells of its end."""
+    after, live = only(stalled(Stall("gone", step=20, rank=3))[1])
+    assert (live.finding.kind, live.finding.suspects) == ("crash", ((Suspect(rank=3),),))
+    assert after <= 2.0
+    assert not live.hard
 
 
 def test_a_loader_that_stops_is_the_loaders():

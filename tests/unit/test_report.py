@@ -29,8 +29,8 @@ LOSS = Incident(
 )
 
 
-def drill(rank: int, wall: float) -> DrillRecord:
-    return DrillRecord(fault="kill", rank=rank, step=30, wall=wall)
+def drill(rank: int, wall: float, fault: str = "kill") -> DrillRecord:
+    return DrillRecord(fault=fault, rank=rank, step=30, wall=wall)
 
 
 def test_a_whole_run():
@@ -59,8 +59,10 @@ def test_an_incident_of_no_rank_says_so():
     assert "incident 1: communication_hang, no rank\n" in text and "None" not in text
 
 
-@pytest.mark.parametrize("other", [drill(1, 129.99), drill(2, 50.0), drill(2, 140.0)])
-def test_a_drill_of_another_rank_or_time_explains_nothing(other):
+@pytest.mark.parametrize(
+    "other", [drill(1, 129.99), drill(2, 50.0), drill(2, 140.0), drill(2, 129.99, fault="corrupt-checkpoint")]
+)
+def test_a_drill_of_another_rank_or_time_or_that_costs_nobody_explains_nothing(other):
     assert summarise([STARTED, other, LOSS, ENDED]).incidents[0].injected is None
 
 

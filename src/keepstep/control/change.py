@@ -29,6 +29,7 @@ from keepstep.control.outcome import (
     end_job,
     judge_losses,
     loss_code,
+    newest_version,
     restart_or_end,
 )
 from keepstep.control.roster import Member, Status, by_rank, free_local_rank, live, standbys
@@ -301,8 +302,7 @@ def _restore_when_known(turn: Turn) -> None:
     if not common and not change.initial:
         _without_checkpoint(turn)
         return
-    reached = max(change.reached, turn.state.version)
-    change = turn.change(restore=version, version=max(version, 0), reached=reached)
+    change = turn.change(restore=version, version=max(version, 0), reached=newest_version(turn.state))
     turn.let(version=max(version, 0))
     if _spoiled(turn, change) or not _judged(turn, max(version, 0)):
         return

@@ -24,6 +24,7 @@ __all__ = [
     "final_weights",
     "judge_losses",
     "loss_code",
+    "newest_version",
     "note_lost",
     "restart_or_end",
 ]
@@ -116,7 +117,7 @@ def _write_incidents(turn: Turn, note: str = "", *, whole: bool = False) -> None
         turn.let(incidents=turn.state.incidents + 1)
         incident = _incident(turn, losses, change=change, note=note)
         if whole:
-            lost, world = _newest_version(turn.state), turn.state.spec.world
+            lost, world = newest_version(turn.state), turn.state.spec.world
             incident = msgspec.structs.replace(incident, steps_recomputed=lost, members_changed=world)
         turn.incidents.append(incident)
         ranked = [failure_of(loss) for loss in losses if loss.rank >= 0]
@@ -201,7 +202,7 @@ def restart_or_end(turn: Turn, why: str, *, code: int = _TEMPORARY_FAILURE) -> N
             turn.kill(member, why, grace_s=GRACE_S)
 
 
-def _newest_version(state: JobState) -> int:
+def newest_version(state: JobState) -> int:
     """The kept steps as far as known: by what members answered and what the lost ones published."""
     change = state.change
     published = (v for versions in change.private.values() for v in versions) if change is not None else ()
@@ -210,7 +211,7 @@ def _newest_version(state: JobState) -> int:
 
 
 def _restart_note(state: JobState) -> str:
-    known = _newest_version(state)
+    known = newest_version(state)
     note = f"restart {state.attempt + 1} of {state.spec.max_restarts}"
     return f"{note}; up to {known} known steps are done again, fewer if a checkpoint is found" if known else note
 

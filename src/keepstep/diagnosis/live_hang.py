@@ -29,7 +29,8 @@ _UNKNOWN_S = 20.0
 _FAR_LONGER = 20.0
 _AT_LEAST_S = 60.0
 _DEAD_S, _DEAD_TIMES = 6.0, 3.0
-_STOPPED = frozenset("TtZX")
+_SURE_TIMES = 8.0
+_STOPPED, _GONE = frozenset("TtZX"), frozenset("ZX")
 _BUSY_S = 1.0
 
 
@@ -88,16 +89,18 @@ def _halted(watch: Watch, halted: list[int], *, found: Sequence[Finding], now: f
     waiting = {rank for finding in found for rank in (*_suspected(watch, finding), *finding.victims)}
     for rank in halted:
         layer, why, hard = _cause({rank: watch.seen[rank]}, now, limit=0.0)
+        progress = watch.seen[rank].progress
+        gone = progress is not None and progress.host.state in _GONE
         finding = Finding(
-            kind="noncommunication_hang",
-            layer=layer,
+            kind="crash" if gone else "noncommunication_hang",
+            layer="undetermined" if gone else layer,
             suspects=((Suspect(rank=rank),),),
             victims=tuple(sorted(waiting - set(halted))),
             confidence=0.97,
             evidence=(*why, *found[0].evidence[:3]),
             next_probe=f"who stopped the process of rank {rank}: a signal, a debugger, the kernel?",
         )
-        yield Verdict(key=f"hang:{rank}", since=watch.history.done + 1, hard=hard, finding=finding)
+        yield Verdict(key=f"hang:{rank}", since=watch.history.done + 1, hard=hard and not gone, finding=finding)
 
 
 def _origins(watch: Watch, finding: Finding, *, now: float, limit: float) -> Iterator[Verdict]:
@@ -130,7 +133,7 @@ def _origins(watch: Watch, finding: Finding, *, now: float, limit: float) -> Ite
     yield Verdict(
         key=key,
         since=watch.history.done + 1,
-        hard=hard and len(ranks) == 1,
+        hard=hard and len(ranks) == 1 and now - watch.advanced > _SURE_TIMES * watch.plan.hang_s,
         finding=msgspec.structs.replace(
             finding,
             layer=layer,

@@ -31,12 +31,14 @@ class LiveFinding(msgspec.Struct, frozen=True, kw_only=True):
 
 class WatchPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What to watch: `world` ranks of `job`. `baseline` is an earlier run's normal; `open` are the findings that the
-    journal says have not ended, where the analysis goes on after a restart."""
+    journal says have not ended, where the analysis goes on after a restart. A rank that does nothing for eight times
+    `hang_s` seconds, while others wait, will not go on."""
 
     world: int
     job: str = ""
     baseline: Baseline | None = None
     open: tuple[LiveFinding, ...] = ()
+    hang_s: float = 5.0
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ from typing import TypeVar
 import msgspec
 
 from keepstep.fleet.coverage_text import coverage_text
+from keepstep.records.drills import may_cost
 from keepstep.records.events import (
     PHASES,
     CoverageRecord,
@@ -125,7 +126,7 @@ def summarise(events: Iterable[Event], *, running: bool = False) -> RunReport:
     ended = next(reversed(_of(told, JobEnded)), None)
     coverage = next(reversed(_of(told, CoverageRecord)), None)
     sampled = next(reversed(_of(told, StepProgress)), None)
-    drills = [drill for drill in _of(told, DrillRecord) if not drill.ended]
+    drills = [d for d in _of(told, DrillRecord) if not d.ended and may_cost(d.fault)]
     findings: dict[int, Finding] = {}
     for finding in _of(told, Finding):
         findings[finding.number or -len(findings) - 1] = finding  # the last word on a number counts

@@ -10,7 +10,9 @@ import msgspec
 from keepstep.errors import RecordError, TornRecord
 from keepstep.intake.attempt_columns import Taken, taken_rows
 from keepstep.intake.delimited_rows import Aside
+from keepstep.records.drills import may_cost
 from keepstep.records.events import (
+    DrillRecord,
     Event,
     FactRecord,
     Finding,
@@ -87,7 +89,7 @@ def _incidents(events: list[Event], rings: Mapping[int, Sequence[Ring]]) -> list
     """Repairs with what the rings saw, and findings that belong to no repair."""
     rows = []
     findings = _told_once([event for event in events if isinstance(event, Finding)])
-    drills = [event for event in events if getattr(event, "fault", None) and event.wall]
+    drills = [event for event in events if isinstance(event, DrillRecord) and event.wall and may_cost(event.fault)]
     for incident in (event for event in events if isinstance(event, Incident)):
         own = [one for one in findings if _belongs(one, incident)]
         findings = [one for one in findings if one not in own]

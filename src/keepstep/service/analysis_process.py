@@ -52,7 +52,9 @@ class Analysis:
         self._earlier = (begin.earlier, baseline) if baseline is not None else None
         self._starts = {one.key: one.finding for one in begin.open if one.key.startswith(_START)}
         live = tuple(_live(standing) for standing in begin.open if not standing.key.startswith(_OTHERS))
-        self._state: Watch = begin_watch(WatchPlan(world=begin.world, job=begin.job, baseline=baseline, open=live))
+        self._state: Watch = begin_watch(
+            WatchPlan(world=begin.world, job=begin.job, baseline=baseline, open=live, hang_s=begin.hang_s)
+        )
         plain = tuple(_plain(standing) for standing in begin.open if standing.key.startswith(_PLAIN))
         self._plain = PlainWatch(begin.world, hang_s=begin.hang_s, open=plain)
         self._looks = 0

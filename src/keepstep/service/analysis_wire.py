@@ -34,7 +34,8 @@ class Standing(msgspec.Struct, frozen=True):
 class Begin(msgspec.Struct, frozen=True, tag=True):
     """The first frame: the job, the baseline of `earlier` (a run; empty: none), and the findings that are open.
 
-    `hang_s` is how long a job that records nothing may stand still before that is told.
+    `hang_s` is how long a job that records nothing may stand still before that is told, and a measure of when a hang
+    may be acted on.
     """
 
     job: str

@@ -16,7 +16,7 @@ from keepstep.records.ring import SlotStatus, decode_ring
 from keepstep.records.watch_messages import CheckHang, HangDenied, MemberHung
 from keepstep.service.counters import process_counters
 from keepstep.service.member_process import MemberProcess
-from keepstep.service.stack_words import place_words, standing_of, stands_at_a_lock, waits_for_work
+from keepstep.service.stack_words import place_words, standing_of, stands_at_a_lock, waits_for_a_process, waits_for_work
 from keepstep.service.stacks import StackFrame, take_stack
 
 __all__ = ["Look", "check_hang", "compared"]
@@ -69,6 +69,8 @@ def compared(first: Look, second: Look, *, apart_s: float, alone: bool) -> str:
         return f"it works at {place_words(second.frames)}: {used_s:.1f} s of processor time in {apart_s} s"
     if standing_of(second.frames).where == "collective" or waits_for_work(second.frames):
         return f"it waits for others in a collective, by its stack: {place_words(second.frames)}"
+    if waits_for_a_process(second.frames):
+        return f"it waits for a process that it started: {place_words(second.frames)}"
     if alone and stands_at_a_lock(second.frames):
         return f"it stands at a lock of the script, where a new member would stand too: {place_words(second.frames)}"
     return ""

@@ -10,7 +10,16 @@ from keepstep.diagnosis.stack_places import StackPlace, place_of
 from keepstep.records.evidence import Frame
 from keepstep.service.stacks import StackFrame
 
-__all__ = ["digest_of", "line_of", "own_line", "place_words", "standing_of", "stands_at_a_lock", "waits_for_work"]
+__all__ = [
+    "digest_of",
+    "line_of",
+    "own_line",
+    "place_words",
+    "standing_of",
+    "stands_at_a_lock",
+    "waits_for_a_process",
+    "waits_for_work",
+]
 
 _MOST = 120
 _LOCK_LINE = re.compile(
@@ -20,6 +29,8 @@ _LOCK_LINE = re.compile(
 )
 """The innermost line of Python: what it calls is not. `with NAME:` stands at what a lock of C does there."""
 _WAIT_LINE = re.compile(r"\.wait\(")
+_CHILD_LINE = re.compile(r"\bos\.(wait\w*|system)\(|\bwaitpid\(")
+_CHILD_FILES = ("/subprocess.py", "/multiprocessing/popen_fork.py", "/multiprocessing/popen_forkserver.py")
 
 
 def digest_of(frames: tuple[StackFrame, ...]) -> int:
@@ -49,6 +60,11 @@ def waits_for_work(frames: tuple[StackFrame, ...]) -> bool:
     Waits of threads and processes are written in Python, and would be the innermost frame.
     """
     return bool(frames) and _own(frames) is frames[0] and bool(_WAIT_LINE.search(line_of(frames[0])))
+
+
+def waits_for_a_process(frames: tuple[StackFrame, ...]) -> bool:
+    """Whether the innermost call waits for a process that the script started: an upload, a compressor, an evaluator."""
+    return bool(frames) and (frames[0].file.endswith(_CHILD_FILES) or bool(_CHILD_LINE.search(line_of(frames[0]))))
 
 
 def line_of(frame: StackFrame) -> str:

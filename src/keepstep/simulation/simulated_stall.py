@@ -29,10 +29,11 @@ _WITHIN = ("cut-link", "wrong-op", "wrong-shape", "freeze-inside", "swallowed")
 class Stall:
     """Why nothing moves from `step` on.
 
-    `kind`: freeze, dead-lock, busy, stop-data, saving, between-steps, compiling (`rank` does not come to its first
-    collective of the step); freeze-inside (it came, and moves no byte); cut-link (`rank` to `peer`, neighbours in a
-    group); swallowed (as cut-link, and `rank` has finished: its last bytes left it); wrong-op, wrong-shape (`rank`
-    calls something else in its first collective); silent (as dead-lock, and the agent says nothing of `rank`).
+    `kind`: freeze, gone (a zombie), dead-lock, busy, stop-data, saving, between-steps, compiling (`rank` does not come
+    to its first collective of the step); freeze-inside (it came, and moves no byte); cut-link (`rank` to `peer`,
+    neighbours in a group); swallowed (as cut-link, and `rank` has finished: its last bytes left it); wrong-op,
+    wrong-shape (`rank` calls something else in its first collective); silent (as dead-lock, and the agent says nothing
+    of `rank`).
     `ranks` are further origins of the same kind.
     """
 
@@ -169,5 +170,7 @@ def _span(stall: Stall, origin: bool, *, age_us: int) -> tuple[int, int, int]:
 
 def _host(stall: Stall, rank: int, *, origin: bool, age_us: int) -> HostSample:
     busy = origin and stall.kind in ("busy", "compiling")
-    state = "T" if rank in stall.origins and stall.kind.startswith("freeze") else "S"
+    state = "S"
+    if rank in stall.origins:
+        state = "Z" if stall.kind == "gone" else "T" if stall.kind.startswith("freeze") else "S"
     return HostSample(10**6 + (age_us // 2 if busy else 0), 0, state, 1000 + rank if origin else 7)
