@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from reading_all import findings_of, unread_of
@@ -9,6 +11,7 @@ from test_timings import table, times
 
 from keepstep.diagnosis.stragglers import diagnose_tables
 from keepstep.errors import RecordError
+from keepstep.intake.column_names import meaning_of
 from keepstep.service.diagnosing import diagnose_paths
 
 
@@ -105,7 +108,10 @@ def test_empty_fields_are_nothing_to_tell(tmp_path):
         (rows("rank,step,tokens_per_s", lambda rank, step: f"{rank},{step},1000.5"), "without a column of times"),
         (rows("rank,step,memory_mb", lambda rank, step: f"{rank},{step},20000"), "without a column of times"),
         (rows("rank,step,loss", lambda rank, step: f"{rank},{step},2.5"), "without a column of times"),
-        ("rank,step,compute_ms\n0,0,\n,,\na,b,c\n1,99999999999999999999999,1e309\n", "times are no numbers"),
+        (
+            "rank,step,compute_ms\n0,0,\n,,\na,b,c\n1,99999999999999999999999,1e309\n",
+            "times are no numbers: column compute_ms, row 3: 'c'",
+        ),
         ("[" * 90_000, "JSON that cannot be read"),
         ('{"a": [1, 2', "JSON that cannot be read"),
     ],
@@ -123,3 +129,37 @@ def test_what_is_neither_times_nor_a_log_is_named(text, says, tmp_path):
 def test_a_log_that_says_nothing_is_a_log(text, tmp_path):
     (tmp_path / "x.log").write_text(text)
     assert [finding.kind for finding in diagnose_paths([tmp_path]).findings] == ["undetermined"]
+
+
+MOMENTS = "rank,step,compute_start,compute_end,comm_start,comm_end"
+
+
+def moments(rank, step):
+    begin, compute = 1.7e9 + 300 * rank + step, 0.16 if rank == 3 else 0.12 + (rank + step) % 3 / 1000
+    return f"{rank},{step},{begin:.4f},{begin + compute:.4f},{begin + compute:.4f},{begin + 0.163:.4f}"
+
+
+def test_two_moments_of_a_phase_are_a_time(tmp_path):
+    (tmp_path / "t.csv").write_text(rows(MOMENTS, moments))
+    (finding,) = findings_of(tmp_path)
+    assert (finding.kind, finding.suspects[0][0].rank) == ("compute_slow", 3)
+
+
+def test_two_moments_of_the_step_are_its_time():
+    found = meaning_of(["rank", "step", "step_start", "step_end", "fwd_begin_ms", "fwd_finish_ms", "end_to_end_ms"])
+    assert found.ends == {"step_start": "step_end", "fwd_begin_ms": "fwd_finish_ms"}
+    assert (found.whole, found.phases, found.alone) == ("step_start", {"fwd_begin_ms": "forward"}, [])
+
+
+def test_a_moment_alone_is_no_time(tmp_path):
+    assert not meaning_of(["rank", "step", "compute_start", "comm_ts"]).useful
+    (tmp_path / "t.csv").write_text(rows("rank,step,data_ms,comm_end,fwd_start", lambda *at: f"{at[0]},{at[1]},5,9,9"))
+    (item,) = unread_of(tmp_path)
+    assert "left out: comm_end, fwd_start" in item.why
+
+
+def test_rows_whose_times_cannot_be_found_are_no_log(tmp_path):
+    found = [{"rank": at % 4, "step": at // 4, "a": {"b": {"forward": 1.0}}} for at in range(80)]
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, found)))
+    with pytest.raises(RecordError, match="without a column for the rank and one for the time"):
+        diagnose_paths([tmp_path])

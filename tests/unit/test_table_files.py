@@ -141,3 +141,20 @@ def test_words_in_a_column_of_durations_are_left_out(tmp_path):
     lines = [(rank, step, f"0 days 00:00:{ms / 1000:09.6f}" if step else "") for rank, step, ms in rows()]
     (tmp_path / "times.csv").write_text(csv(HEADER, [*lines, (0, STEPS, "a rest of days")]))
     assert len(table_of(tmp_path).seconds) == RANKS * (STEPS - 1)
+
+
+def test_tables_with_headers_that_were_put_together(tmp_path, small_blocks):
+    parts = [csv(HEADER, [row for row in rows() if row[0] == rank]) for rank in range(RANKS)]
+    (tmp_path / "all.csv").write_text("\ufeff".join(parts))
+    assert len(table_of(tmp_path).seconds) == RANKS * STEPS
+    assert [item.why for item in unread_of(tmp_path)] == [f"{RANKS - 1} lines that repeat the header were passed over."]
+
+
+@pytest.mark.parametrize("form", ["lines", "list"])
+@pytest.mark.parametrize("outer", ["timers", "step_times"])
+def test_times_in_an_object_of_each_row(outer, form, tmp_path):
+    found = [{"rank": rank, "step": step, outer: {"forward": ms, "data": 3.0}} for rank, step, ms in rows()]
+    text = "\n".join(map(json.dumps, found)) if form == "lines" else json.dumps(found)
+    (tmp_path / "times.json").write_text(text)
+    assert {item.phase for item in evidence_of(tmp_path) if isinstance(item, TimingTable)} == {"forward", "data"}
+    assert suspects_of(findings_of(tmp_path)) == [[[{"rank": 5}]]]

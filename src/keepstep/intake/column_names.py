@@ -69,6 +69,13 @@ _UNITS = (
     (re.compile(r"(?:^|_)(?:s|secs?|seconds?)$"), 1.0),
     (re.compile(r"(?:^|_)(?:min|minutes?)$"), 60.0),
 )
+_MOMENT = re.compile(
+    r"(?:(?P<of>.+)_)?(?:(?P<start>start|started|begin|began)|(?P<end>(?<!_to_)(?:end|ended|finish|finished|stop|stopped))"
+    r"|(?P<stamp>ts|timestamp))(?:_(?:time|ts|timestamp|at))?(?P<unit>_(?:ns|us|ms|s|secs?|seconds?))?"
+)
+"""Names of moments, such as `compute_start` and `compute_end_ms`; what lies between the two is the time of `of`."""
+_MOMENT_OF_WHOLE = ("step", "iter", "iteration", "batch", "total", "train", "train_step", "training_step")
+_MOMENT_OF_ROW = ("", "time", "t", "ts")
 _FILE_OF_RANK = re.compile(r"(?:^|[^a-z])(?:rank|worker|trainer)[-_.=]?(\d{1,6})(?!\d)", re.IGNORECASE)
 _WIDE_MEMBER = re.compile(
     r"(?:(?:rank|worker|gpu|node|host|proc|device|r|w)_?)?(\d{1,6})(?:_(?:ms|us|ns|s|time|time_ms))?"
@@ -91,6 +98,10 @@ class Columns:
     """Columns with the duration of one phase each, to the phase."""
     axes: dict[str, str] = field(default_factory=dict)
     """Role coordinate to its column."""
+    ends: dict[str, str] = field(default_factory=dict)
+    """Columns of the moment in which a time starts (`whole`, or one of `phases`), to the column in which it ends."""
+    alone: list[str] = field(default_factory=list)
+    """Columns of a moment of a phase, without the one at its other end: no times."""
     members: dict[str, int] = field(default_factory=dict)
     """Columns that are members themselves (one column a rank), to the number of the rank."""
 
@@ -131,14 +142,26 @@ def meaning_of(names: Iterable[str], text_columns: Iterable[str] = ()) -> Column
         (name for name, text in rest.items() if name in words and text in (*_PHASE_COLUMN, "stage")), None
     )
     numbers = {name: text for name, text in rest.items() if name not in words and text}
-    found.whole = next((name for name, text in numbers.items() if _WHOLE.match(text)), None)
+    spans = _spans(found, numbers)
+    numbers = {name: text for name, text in numbers.items() if not _MOMENT.fullmatch(text)}
+    found.whole = next(
+        (name for name, text in numbers.items() if _WHOLE.match(text) and not phase_of(_inner(name))), None
+    )
+    found.whole = found.whole or next((name for name, of in spans.items() if of in _MOMENT_OF_WHOLE), None)
     for name, text in numbers.items():
         if name != found.whole and (_looks_like_time(text) or _bare_phase(text)):
-            phase = phase_of(text)
+            phase = phase_of(_inner(name)) or phase_of(text)
             if phase is not None and phase not in found.phases.values():
                 found.phases[name] = phase
+    for name, of in spans.items():
+        phase = phase_of(of)
+        if name != found.whole and phase is not None and phase not in found.phases.values():
+            found.phases[name] = phase
     if found.whole is None and (found.phase is not None or not found.phases):
         found.whole = next((name for name, text in numbers.items() if _stem(text) in _PLAIN), None)
+        found.whole = found.whole or next((name for name, of in spans.items() if of in _MOMENT_OF_ROW), None)
+    times = {found.whole, *found.phases}
+    found.ends = {name: end for name, end in found.ends.items() if name in times}
     if found.step is None:
         found.step = next(
             (name for name, text in plain.items() if text in ("time", "timestamp", "ts") and name != found.whole), None
@@ -172,6 +195,11 @@ def _plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", spaced.lower()).strip("_")
 
 
+def _inner(name: str) -> str:
+    """The last part of the name of a value in an object, as in `timers.forward`; empty for a name of one part."""
+    return name.rpartition(".")[2] if "." in name else ""
+
+
 def _first(plain: dict[str, str], spellings: tuple[str, ...]) -> str | None:
     """The column whose name comes first in `spellings`."""
     for spelling in spellings:
@@ -179,6 +207,24 @@ def _first(plain: dict[str, str], spellings: tuple[str, ...]) -> str | None:
             if text == spelling:
                 return name
     return None
+
+
+def _spans(found: Columns, numbers: dict[str, str]) -> dict[str, str]:
+    """Columns of moments in which a time starts, to what it is of; their ends, and those alone, go to `found`."""
+    moments = {name: match for name, text in numbers.items() if (match := _MOMENT.fullmatch(text)) is not None}
+    ends = {(match["of"], match["unit"]): name for name, match in moments.items() if match["end"]}
+    spans = {}
+    for name, match in moments.items():
+        if match["start"] and (match["of"], match["unit"]) in ends:
+            found.ends[name] = ends.pop((match["of"], match["unit"]))
+            spans[name] = match["of"] or ""
+    paired = {*found.ends, *found.ends.values()}
+    found.alone = [
+        name
+        for name, match in moments.items()
+        if name not in paired and (match["of"] in _MOMENT_OF_WHOLE or phase_of(match["of"] or ""))
+    ]
+    return spans
 
 
 def _stem(text: str) -> str:

@@ -48,6 +48,8 @@ _LONGEST_DOCUMENT = 256 << 20
 _BLOCK_BYTES = 16 << 20
 _PIECE_BYTES = 1 << 20
 _LONGEST_ROW = 64 << 20
+_SHOWN = 8
+_LONGEST_CELL = 40
 _PARQUET_ROWS = 1 << 18
 _DELIMITERS = (",", "\t", ";", "|", " ")
 _DURATION = r"^\s*(?P<d>-?\d{1,4}) days? \+?(?P<h>\d{1,2}):(?P<m>\d{2}):(?P<s>\d{2}(?:\.\d+)?)\s*$"
@@ -75,6 +77,9 @@ def read_table(path: Path) -> tuple[pa.Table, Columns, str]:
             columns = meaning_of(first.column_names, _text_columns(first))
         if not columns.useful:
             raise RecordError(_why_not(first), where=str(path))
+        if columns.alone:
+            shown = ", ".join(columns.alone[:_SHOWN])
+            complaints.append(f"Moments without the other end of a time, left out: {shown}.")
         table = _united(chain([first], blocks), _used(columns), complaints=complaints)
     except DAMAGE as problem:
         what = "damaged Parquet" if parquet else "damaged table"
@@ -86,7 +91,20 @@ def _why_not(block: pa.Table) -> str:
     """What keeps a table from saying who took how long."""
     if not meaning_of(block.column_names).useful:
         return "a table without a column for the rank and one for the time"
-    return "a table whose times are no numbers" if block.num_rows else "a table without rows"
+    return f"a table whose times are no numbers{_first_word(block)}" if block.num_rows else "a table without rows"
+
+
+def _first_word(block: pa.Table) -> str:
+    """The first column that would be of times, and its first cell that is no number."""
+    named = meaning_of(block.column_names)
+    wanted = _used(named) & {named.whole, *named.phases, *named.ends.values(), *named.members}
+    words = set(_text_columns(block))
+    name = next((name for name in block.column_names if name in wanted & words), None)
+    if name is None:
+        return ""
+    cells = enumerate(block.column(name).to_pylist(), 1)
+    at, cell = next(((at, cell) for at, cell in cells if str(cell or "").strip() and float_of(cell) is None), (0, None))
+    return f": column {name}, row {at}: {str(cell)[:_LONGEST_CELL]!r}" if at else f": column {name} is empty"
 
 
 def _of_rank(block: pa.Table, rank: int) -> pa.Table:
@@ -222,19 +240,28 @@ def header_of(head: bytes) -> tuple[str, list[str]]:
 
 def _of_csv(pieces: Iterator[bytes], complaints: list[str]) -> Iterator[pa.Table]:
     """Blocks of the table; rows with another number of fields are left out and counted."""
-    delimiter, bad, skipped = "", 0, 1
+    delimiter, bad, skipped, repeated = "", 0, 1, 0
     names: list[str] = []
+    header: re.Pattern[str] | None = None
     for piece in pieces:
         if not delimiter:
             delimiter, names = header_of(piece[:65_536])
             names = [name or f"column {number}" for number, name in enumerate(names)]
             names = [name if name not in names[:number] else f"{name} {number}" for number, name in enumerate(names)]
         lines = _plain_lines(piece, delimiter)
+        begin = lines.find("\n") + 1 if skipped else 0
+        if first := lines[:begin].strip():
+            header = re.compile(rf"(?m)^\ufeff?{re.escape(first)}[ \t\r]*(?:\n|\Z)")
+        if header is not None:
+            rest, again = header.subn("", lines[begin:])
+            lines, repeated = lines[:begin] + rest, repeated + again
         if lines.strip() or skipped:
             block, left_out = _csv_block(lines, names, delimiter="\t" if delimiter == " " else delimiter, skip=skipped)
             bad += left_out
             skipped = 0
             yield block
+    if repeated:
+        complaints.append(f"{repeated} lines that repeat the header were passed over.")
     if bad:
         complaints.append(f"{bad} rows with another number of fields were left out.")
 
@@ -277,6 +304,7 @@ def _document_rows(content: bytes, path: Path) -> list[dict[str, Any]]:
 
 def _columns_of(rows: list[dict[str, Any]]) -> pa.Table:
     """The rows as columns: of numbers where there is any number, else of words."""
+    rows = [_flat(row) for row in rows]
     names = dict.fromkeys(key for row in rows[:1000] for key in row)
     arrays = {}
     for name in names:
@@ -285,6 +313,16 @@ def _columns_of(rows: list[dict[str, Any]]) -> pa.Table:
         has_numbers = any(number is not None for number in numbers)
         arrays[name] = pa.array(numbers if has_numbers else [None if v is None else str(v) for v in values])
     return pa.table(arrays)
+
+
+def _flat(row: dict[str, Any]) -> dict[str, Any]:
+    """The row with the values of the objects in it, by both names: `timers.forward`."""
+    if not any(isinstance(item, dict) for item in row.values()):
+        return row
+    nested = (
+        (f"{key}.{name}", item) for key, inner in row.items() if isinstance(inner, dict) for name, item in inner.items()
+    )
+    return {key: item for key, item in row.items() if not isinstance(item, dict)} | dict(nested)
 
 
 def _rows(value: Any) -> list[dict[str, Any]]:

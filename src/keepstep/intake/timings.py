@@ -124,6 +124,12 @@ def _numbers(table: pa.Table, name: str) -> np.ndarray:
     return np.asarray(pc.cast(column, pa.float64()).to_numpy(), dtype=np.float64)
 
 
+def _times(table: pa.Table, name: str, *, ends: dict[str, str]) -> np.ndarray:
+    """The times of a column, or those from the moment it names to the moment of the column of its end."""
+    end = ends.get(name)
+    return _numbers(table, name) if end is None else _numbers(table, end) - _numbers(table, name)
+
+
 def _members(table: pa.Table, name: str) -> tuple[np.ndarray, tuple[str, ...]]:
     """Number of the member of each row, and their names if they are no numbers. `rank-12` and `worker_12` are 12."""
     column = table.column(name)
@@ -210,7 +216,7 @@ def _by_row(table: pa.Table, columns: Columns, *, path: str) -> Iterator[TimingT
     rows = _Rows(who, step, path, names, axes, nodes, _durations(table))
     if columns.phase is not None and columns.whole is not None:
         words, said = _encoded(table.column(columns.phase))
-        seconds = _numbers(table, columns.whole)
+        seconds = _times(table, columns.whole, ends=columns.ends)
         yield from rows.left_out(columns.whole, seconds)
         for number, word in enumerate(words[:_MOST_PHASES]):
             phase = "step" if word.lower() in ("step", "total", "iteration", "iter") else phase_of(word) or word[:60]
@@ -218,7 +224,7 @@ def _by_row(table: pa.Table, columns: Columns, *, path: str) -> Iterator[TimingT
         return
     wanted = ({columns.whole: "step"} if columns.whole else {}) | columns.phases
     for column, phase in wanted.items():
-        seconds = _numbers(table, column)
+        seconds = _times(table, column, ends=columns.ends)
         yield from rows.left_out(column, seconds)
         yield rows.timings(phase, column, seconds=seconds)
 

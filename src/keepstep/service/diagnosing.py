@@ -133,7 +133,7 @@ class _Gathered:
                 break
             if (
                 reader is LOG_READER
-                and self._says_nothing(before[1])
+                and self._says_nothing(before[1], rows=bool(refusals and _JSON.match(head)))
                 and (why := _no_log(path, head, refusals=refusals))
             ):
                 del self.events[before[1] :]
@@ -158,9 +158,10 @@ class _Gathered:
             or item.moment.split(", generation ")[0] not in judged
         ]
 
-    def _says_nothing(self, first: int) -> bool:
-        """Whether no event from the `first` on tells more than that lines were read."""
-        return all(event.kind == "log_read" for event in self.events[first:])
+    def _says_nothing(self, first: int, *, rows: bool) -> bool:
+        """Whether no event from the `first` on tells more than that lines (of `rows` of a table: steps) were read."""
+        dull = ("log_read", "step_progress") if rows else ("log_read",)
+        return all(event.kind in dull for event in self.events[first:])
 
     def _read_pasted(self, path: Path) -> None:
         """Dumps and tables pasted into a document, each block as if it were a file."""
