@@ -24,7 +24,9 @@ class Job:
         self.second = 0
         self.changes: list[PlainChange] = []
 
-    def run(self, seconds: int, looks, *, state=lambda rank: "S", member=lambda rank: f"m{rank}", delay=0) -> None:
+    def run(
+        self, seconds: int, looks, *, state=lambda rank: "S", member=lambda rank: f"m{rank}", delay=0, turns=0
+    ) -> None:
         for _ in range(seconds):
             self.second += 1
             samples = []
@@ -33,7 +35,17 @@ class Job:
                 waits = delay * self.second if rank == 1 else 0
                 where = f"train.py:{stack % 100}"
                 samples.append(
-                    PlainSample(rank, member(rank), state(rank), int(cpu_s * 1e6), waits, place, stack, where)
+                    PlainSample(
+                        rank,
+                        member(rank),
+                        state(rank),
+                        int(cpu_s * 1e6),
+                        waits,
+                        place,
+                        stack,
+                        where,
+                        turns=turns * self.second,
+                    )
                 )
             wall = self.second + self.clock_s
             report = PlainReport(node="n0", wall=wall, samples=tuple(samples), network_bytes=0)
@@ -52,6 +64,15 @@ def test_a_job_that_works_gives_nothing() -> None:
     job = Job()
     job.run(60, works)
     assert job.changes == []
+
+
+@pytest.mark.parametrize(("turns", "kind"), [(6, "compute_slow"), (1, "noncommunication_hang")])
+def test_light_steps_that_every_look_meets_at_the_same_place_are_no_hang(turns: int, kind: str) -> None:
+    """Steps of 0.4 s that use no processor worth mention; a thread that polls once a second makes none."""
+    job = Job(hang_s=2.0)
+    job.run(20, works)
+    job.run(20, lambda rank, second: ("data" if rank == 2 else "collective", 7 + rank, 10.0), turns=turns)
+    assert [c.finding.kind for c in job.alarms if c.status == "new"] == [kind]
 
 
 @pytest.mark.parametrize(

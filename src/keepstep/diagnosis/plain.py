@@ -28,6 +28,8 @@ _GONE_AFTER = 5
 _MOVED_SHARE = 0.1
 """A hang is over when a stack moves, or a rank uses such a share of a processor over `_GONE_AFTER` looks: a thread
 beside the one that stands may wake for a moment."""
+_TURNS_PER_S = 2.0
+"""Who polls once a second may do so for ever; a main thread that is woken more often makes steps, if light ones."""
 _HARD_AFTER = 3
 """A hang that has lasted so many times `hang_s`, or a slow rank so many spells of looks, may be acted on."""
 _SLOW_KEY = "plain:slow:"
@@ -232,7 +234,7 @@ class PlainWatch:
 
 
 def _still_s(looks: deque[_Look]) -> float:
-    """For how long a rank has not moved: one stack, no processor time; 0 where its stack is unknown."""
+    """For how long a rank has not moved: one stack, no processor time, hardly a turn; 0 where its stack is unknown."""
     last = looks[-1]
     if not last.sample.stack and last.sample.state != "T":
         return 0.0
@@ -240,10 +242,15 @@ def _still_s(looks: deque[_Look]) -> float:
     for look in reversed(looks):
         span_s = last.wall - look.wall
         busy_s = (last.sample.cpu_us - look.sample.cpu_us) / 1e6
-        if look.sample.stack != last.sample.stack or busy_s > _BUSY_SHARE * max(span_s, 1.0):
+        busy = busy_s > _BUSY_SHARE * max(span_s, 1.0) or _takes_turns(look, last)
+        if look.sample.stack != last.sample.stack or busy:
             break
         first = look
     return last.wall - first.wall
+
+
+def _takes_turns(look: _Look, last: _Look) -> bool:
+    return last.sample.turns - look.sample.turns > _TURNS_PER_S * max(last.wall - look.wall, 1.0)
 
 
 def _moved(stood: PlainSample, looks: deque[_Look]) -> bool:
@@ -255,7 +262,7 @@ def _moved(stood: PlainSample, looks: deque[_Look]) -> bool:
         return True
     before = looks[max(len(looks) - 1 - _GONE_AFTER, 0)]
     busy_s = (last.sample.cpu_us - before.sample.cpu_us) / 1e6
-    return busy_s > _MOVED_SHARE * max(last.wall - before.wall, float(_GONE_AFTER))
+    return busy_s > _MOVED_SHARE * max(last.wall - before.wall, float(_GONE_AFTER)) or _takes_turns(before, last)
 
 
 def _origin(outside: dict[int, _Look], waiting: dict[int, _Look], *, notes: tuple[str, ...]) -> Finding:

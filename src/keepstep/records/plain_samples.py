@@ -11,7 +11,8 @@ class PlainSample(msgspec.Struct, frozen=True, array_like=True):
     """One look at `rank`. Times are totals of the process in us; `state` is the letter of proc(5).
 
     `place` is where its main thread stands (`diagnosis.stack_places.WhereAbouts`), `stack` a digest of its frames (0:
-    unknown), `where` its innermost line of the script's own, `at` that of the innermost call.
+    unknown), `where` its innermost line of the script's own, `at` that of the innermost call. `turns` is how often that
+    thread was given a processor.
     """
 
     rank: int
@@ -23,6 +24,7 @@ class PlainSample(msgspec.Struct, frozen=True, array_like=True):
     stack: int
     where: str = ""
     at: str = ""
+    turns: int = 0
 
 
 class PlainReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

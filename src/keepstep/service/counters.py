@@ -13,7 +13,15 @@ import msgspec
 
 from keepstep.records.summary import HostSample
 
-__all__ = ["HostCounters", "InterfaceCounters", "ProcessCounters", "host_counters", "host_sample", "process_counters"]
+__all__ = [
+    "HostCounters",
+    "InterfaceCounters",
+    "ProcessCounters",
+    "host_counters",
+    "host_sample",
+    "main_thread_turns",
+    "process_counters",
+]
 
 _PROC = Path("/proc")
 _MOST_BYTES = 64 * 1024
@@ -68,6 +76,12 @@ def process_counters(pid: int) -> ProcessCounters | None:
             delay_ns += int(words[1])
         threads += 1
     return ProcessCounters(fields[0], cpu_ns / 1e9, delay_ns / 1e9, threads)
+
+
+def main_thread_turns(pid: int) -> int:
+    """How often the main thread of `pid` was given a processor since it began; 0 where that is unknown."""
+    words = _read(_PROC / str(pid) / "task" / str(pid) / "schedstat").split()
+    return int(words[2]) if len(words) == 3 and words[2].isdigit() else 0
 
 
 def host_sample(pid: int, *, stack: int = 0) -> HostSample:

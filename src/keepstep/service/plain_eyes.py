@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from keepstep.records.plain_samples import PlainReport, PlainSample
 from keepstep.service.clock import Clock
-from keepstep.service.counters import host_counters, host_sample
+from keepstep.service.counters import host_counters, host_sample, main_thread_turns
 from keepstep.service.member_process import MemberProcess
 from keepstep.service.stack_words import (
     digest_of,
@@ -79,4 +79,5 @@ def _sample(member: MemberProcess) -> PlainSample:
         stack=digest_of(stack.main),
         where=own_line(stack.main)[:_MOST_TEXT],
         at=place_words(stack.main)[:_MOST_TEXT],
+        turns=main_thread_turns(member.process.pid),
     )
