@@ -35,6 +35,15 @@ class Values:
         self.values = dict(values)
 
 
+def adopt_replica(state: TrackedState, source: TrackedState) -> None:
+    """What a joiner does with the state of a replica."""
+    image = source.image()
+    views = state.adopt(decode_manifest(image.manifest.encode()))
+    for view, buffer in zip(views, image.buffers, strict=True):
+        view[:] = buffer
+    state.adopted()
+
+
 class Member:
     """One of two replicas that tracks `noise`, its own, and `seen`, which all count alike."""
 
@@ -48,11 +57,7 @@ class Member:
 
     def take(self, source: TrackedState, own: bytes) -> None:
         """What a joiner does: the state from a replica, the rest from what the lost rank left."""
-        image = source.image()
-        views = self.state.adopt(decode_manifest(image.manifest.encode()))
-        for view, buffer in zip(views, image.buffers, strict=True):
-            view[:] = buffer
-        self.state.adopted()
+        adopt_replica(self.state, source)
         private.apply(own, extras=self.state.extras)
 
     @property

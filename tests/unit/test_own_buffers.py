@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_extras import adopt_replica
 from test_fabric import World
 from torch import nn
 
@@ -17,7 +18,6 @@ from keepstep.training import private
 from keepstep.training.alike import Alike
 from keepstep.training.checkpoint import CheckpointWriter
 from keepstep.training.extras import OWN_BYTES
-from keepstep.training.manifest import decode_manifest
 from keepstep.training.state import TrackedState
 
 WIDE = OWN_BYTES // 4 + 1
@@ -42,11 +42,7 @@ class Member:
 
     def take(self, source: TrackedState, own: bytes) -> None:
         """What a joiner does: the state from a replica, the rest from what the lost rank left."""
-        image = source.image()
-        views = self.state.adopt(decode_manifest(image.manifest.encode()))
-        for view, buffer in zip(views, image.buffers, strict=True):
-            view[:] = buffer
-        self.state.adopted()
+        adopt_replica(self.state, source)
         private.apply(own, extras=self.state.extras, buffers=self.state.own_buffers)
 
 

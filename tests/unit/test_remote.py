@@ -36,6 +36,23 @@ TOKEN = "a token of many letters"
 BIG = Envelope("n2", "n2-1", MemberExited(member="m", rank=1, code=0, signal=9, private={7: b"x" * 4_000_000}))
 
 
+async def relay(port: int, *, passes: Callable[[bytes], bool]) -> asyncio.Server:
+    """A listener that carries bytes to `port` and back, those that `passes` lets through."""
+
+    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there_reader, there_writer = await asyncio.open_connection("127.0.0.1", port)
+
+        async def pass_on(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+            while data := await source.read(65536):
+                if passes(data):
+                    sink.write(data)
+            sink.close()
+
+        await asyncio.gather(pass_on(reader, there_writer), pass_on(there_reader, writer))
+
+    return await asyncio.start_server(listen, "127.0.0.1", 0)
+
+
 def report(rank: int) -> Envelope:
     return Envelope("n1", "", PeerLostReport(generation=1, rank=rank))
 
@@ -196,19 +213,13 @@ def test_the_token_never_travels() -> None:
     async def scene() -> None:
         heard = bytearray()
 
-        async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            there_reader, there_writer = await asyncio.open_connection("127.0.0.1", server.port)
-
-            async def pass_on(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-                while data := await source.read(65536):
-                    heard.extend(data)
-                    sink.write(data)
-                sink.close()
-
-            await asyncio.gather(pass_on(reader, there_writer), pass_on(there_reader, writer))
-
         server = await serve_remote("127.0.0.1", 0, token=TOKEN, on_peer=ignore)
-        tap = await asyncio.start_server(listen, "127.0.0.1", 0)
+
+        def hear(data: bytes) -> bool:
+            heard.extend(data)
+            return True
+
+        tap = await relay(server.port, passes=hear)
         agent = await connect_remote(f"127.0.0.1:{tap.sockets[0].getsockname()[1]}", token=TOKEN)
         await agent.send(report(1))
         await agent.close()
@@ -232,19 +243,8 @@ def test_a_way_that_swallows_gives_no_answer_though_the_link_stands() -> None:
     async def scene() -> None:
         swallows = asyncio.Event()
 
-        async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            there_reader, there_writer = await asyncio.open_connection("127.0.0.1", server.port)
-
-            async def pass_on(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-                while data := await source.read(65536):
-                    if not swallows.is_set():
-                        sink.write(data)
-                sink.close()
-
-            await asyncio.gather(pass_on(reader, there_writer), pass_on(there_reader, writer))
-
         server = await serve_remote("127.0.0.1", 0, token=TOKEN, on_peer=ignore)
-        way = await asyncio.start_server(listen, "127.0.0.1", 0)
+        way = await relay(server.port, passes=lambda data: not swallows.is_set())
         agent = await connect_remote(f"127.0.0.1:{way.sockets[0].getsockname()[1]}", token=TOKEN)
         assert await agent.answers(LIMIT_S)
         swallows.set()
